@@ -68,12 +68,13 @@ def model_directories(repositories: list[Path]) -> dict[str, Path]:
     return {model.name: model for repository in repositories for model in sorted(repository.iterdir()) if model.is_dir()}
 
 
-def command_line(server: Path, models: list[str] | None, args: list[str]) -> tuple[list[str], list[Path]]:
+def command_line(home: Path, models: list[str] | None, args: list[str]) -> tuple[list[str], list[Path]]:
     """The complete command (our defaults, unless `args` say otherwise) and the directories of the models that it may load."""
     given = values(args, "--model-repository") + values(args, "--model-store")
     directories = model_directories([Path(path) for path in given] or [ROOT / "model_repository"])
     defaults = {
         "--backend-directory": str(BACKENDS),
+        "--cache-directory": str(home / "caches"),
         "--http-address": "127.0.0.1",
         "--grpc-address": "127.0.0.1",
         "--metrics-address": "127.0.0.1",
@@ -82,6 +83,7 @@ def command_line(server: Path, models: list[str] | None, args: list[str]) -> tup
         defaults["--model-repository"] = str(ROOT / "model_repository")
     ours = [f"{flag}={value}" for flag, value in defaults.items() if not values(args, flag)]
 
+    server = str(home / "bin" / "tritonserver")
     named = models
     if models is not None:
         if values(args, "--model-control-mode"):
@@ -91,11 +93,11 @@ def command_line(server: Path, models: list[str] | None, args: list[str]) -> tup
         # With explicit control and no model named, any of them may be loaded later.
         named = values(args, "--load-model") or None
     if named is None:
-        return [str(server), *ours, *args], list(directories.values())
+        return [server, *ours, *args], list(directories.values())
     for name in named if models is not None else []:
         if name not in directories:
             die(f"there is no model {name!r}; there are: {', '.join(directories) or 'none'}.")
-    return [str(server), *ours, *args], [directories[name] for name in named if name in directories]
+    return [server, *ours, *args], [directories[name] for name in named if name in directories]
 
 
 def check_ports(args: list[str]) -> None:
@@ -232,7 +234,7 @@ def main() -> None:
         libraries = [str(packages / "nvidia_pytriton.libs")]
 
     models, args = split_models(sys.argv[1:])
-    command, directories = command_line(home / "bin" / "tritonserver", models, args)
+    command, directories = command_line(home, models, args)
     if "--help" not in args:
         check_ports(args)
     with locked():

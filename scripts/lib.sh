@@ -93,7 +93,7 @@ complete_python() {
 pip_install() {
     mkdir -p "$root/.cache/tmp"
     rm -f "$root/.cache/pip.log"
-    TMPDIR=$root/.cache/tmp "$venv/bin/python" -m pip install --disable-pip-version-check --log "$root/.cache/pip.log" "$@" >&2 && return
+    TMPDIR=$root/.cache/tmp "$venv/bin/python" -m pip install --disable-pip-version-check --no-warn-conflicts --log "$root/.cache/pip.log" "$@" >&2 && return
     if grep -q 'No space left on device' "$root/.cache/pip.log"; then
         die "the disk is full: free some space below $root (about 2 GB, with a CUDA build of PyTorch 8 GB) and run this again."
     elif grep -Eq 'NewConnectionError|NameResolutionError|ConnectTimeoutError|Could not fetch URL|ProxyError' "$root/.cache/pip.log"; then
