@@ -1,0 +1,1 @@
+"""Continuous batching for decoder-only language models. Knows nothing of Triton."""

@@ -1,0 +1,90 @@
+"""Attention over a paged KV cache: packed queries in, packed outputs out. One implementation a device."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class AttentionBatch:
+    """Where the tokens of one step stand. S sequences, T tokens packed without padding, one-token entries first."""
+
+    query_lens: Sequence[int]  # [S] tokens of each sequence in this step
+    context_lens: Sequence[int]  # [S] tokens of each sequence up to and including this step
+    block_tables: Sequence[Sequence[int]]  # [S] each sequence's KV blocks, enough for its context
+    slots: torch.Tensor  # [T] int64: where each token's K and V go, block * block_size + offset
+    block_size: int
+
+
+class Attention(Protocol):
+    """Attention of one model's layers on one device."""
+
+    def plan(self, batch: AttentionBatch) -> Any:
+        """What all layers of a step share; computed once a step."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        plan: Any,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Causal attention of each token to its own sequence.
+
+        Args:
+            query: [T, H, D].
+            keys, values: the cache of one layer, [blocks, block_size, H_kv, D]; this step's are in it already.
+            plan: what `plan` made of this step.
+            scale: factor on the scores.
+            window: sliding window in tokens, the current one included, or None.
+            softcap: scores become softcap * tanh(scores / softcap), or None.
+
+        Returns:
+            [T, H, D].
+        """
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """K and V of all layers, allocated once. keys[l], values[l]: [blocks, block_size, H_kv, D]."""
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+    @classmethod
+    def allocate(
+        cls,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "KVCache":
+        shape = (num_blocks, block_size, num_kv_heads, head_dim)
+        # Zeros, not empty: a masked slot still takes part in a product, and 0 * NaN is NaN.
+        make: Callable[[], list[torch.Tensor]] = lambda: [  # noqa: E731
+            torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)
+        ]
+        return cls(make(), make())
+
+    def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store this step's K and V, each [T, H_kv, D], at `slots` [T]."""
+        self.keys[layer].flatten(0, 1).index_copy_(0, slots, key)
+        self.values[layer].flatten(0, 1).index_copy_(0, slots, value)
+
+
+def attention_for(device: torch.device) -> Attention:
+    if device.type == "cuda":
+        from engine.attention.varlen import VarlenAttention
+
+        return VarlenAttention(device)
+    from engine.attention.reference import ReferenceAttention
+
+    return ReferenceAttention()

@@ -1,0 +1,161 @@
+"""One pass over the weights for all tokens of a step. The only file of the engine that touches the device."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers.modeling_utils import AttentionInterface
+
+from engine.attention import Attention, AttentionBatch, KVCache, attention_for
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.sampler import Sampled, sample
+from engine.scheduler import Step
+from engine.sequence import Sequence
+
+ATTENTION_NAME = "triton_batching_paged"  # as transformers knows it
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    sampled: dict[Sequence, Sampled] = field(default_factory=dict)
+    failed: dict[Sequence, str] = field(default_factory=dict)  # this sequence alone failed, and why
+
+
+@dataclass(frozen=True)
+class _Paged:
+    """Travels through the transformers model to every attention layer."""
+
+    cache: KVCache
+    slots: torch.Tensor
+    attention: Attention
+    plan: Any
+
+
+def _paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    paged: _Paged,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: query [1, H, T, D], key and value [1, H_kv, T, D] -> [1, T, H, D]."""
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    paged.cache.write(layer, paged.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    keys, values = paged.cache.keys[layer], paged.cache.values[layer]
+    packed = query[0].transpose(0, 1)
+    out = paged.attention.attend(packed, keys, values, paged.plan, scaling, sliding_window, softcap)
+    return out[None], None
+
+
+AttentionInterface.register(ATTENTION_NAME, _paged_attention)
+
+
+class ModelRunner:
+    """A transformers causal LM whose attention is ours, its KV cache, and the sampler."""
+
+    def __init__(self, model: Any, config: EngineConfig, eos_token_ids: frozenset[int]) -> None:
+        self.model = model
+        self.eos_token_ids = eos_token_ids
+        self.device: torch.device = model.device
+        self.block_size = config.block_size or (256 if self.device.type == "cuda" else 16)
+        text = model.config.get_text_config()
+        heads = text.num_attention_heads
+        self._kv_heads = getattr(text, "num_key_value_heads", None) or heads
+        self._head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+        self._num_layers = text.num_hidden_layers
+        self.num_blocks = config.num_kv_blocks or self._affordable_blocks(config)
+        self.cache = KVCache.allocate(
+            self._num_layers, self.num_blocks, self.block_size, self._kv_heads, self._head_dim, model.dtype, self.device
+        )
+        self.attention = attention_for(self.device)
+        self.vocab_size: int = text.vocab_size
+
+    def _affordable_blocks(self, config: EngineConfig) -> int:
+        """As many blocks as the memory fraction pays for, and no more than all seats can fill."""
+        block_bytes = (
+            2 * self._num_layers * self.block_size * self._kv_heads * self._head_dim * self.model.dtype.itemsize
+        )
+        if self.device.type == "cuda":
+            free = torch.cuda.mem_get_info(self.device)[0]
+            fraction = config.memory_fraction or 0.9
+        else:
+            free = _available_memory()
+            fraction = config.memory_fraction or 0.25
+        paid = int(free * fraction) // block_bytes
+        length = config.max_model_len or self.model.config.get_text_config().max_position_embeddings
+        usable = config.max_num_seqs * -(-length // self.block_size)
+        if paid < 1:
+            wanted = f"{block_bytes:,} bytes for one KV block, {free:,} are free"
+            raise ConfigError(f"memory_fraction is {fraction}: too little for the KV cache ({wanted})")
+        return min(paid, usable)
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> StepOutput:
+        """Compute the step and sample for every sequence whose last known token it computes."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        last_rows: list[int] = []
+        sampling: list[Sequence] = []
+        size = self.block_size
+        for entry in step.scheduled:
+            sequence = entry.sequence
+            start, end = sequence.num_computed, sequence.num_computed + entry.num_tokens
+            tokens += sequence.tokens[start:end]
+            positions += range(start, end)
+            slots += [sequence.blocks[p // size] * size + p % size for p in range(start, end)]
+            if entry.samples:
+                last_rows.append(len(tokens) - 1)
+                sampling.append(sequence)
+        batch = AttentionBatch(
+            query_lens=[entry.num_tokens for entry in step.scheduled],
+            context_lens=[entry.sequence.num_computed + entry.num_tokens for entry in step.scheduled],
+            block_tables=[entry.sequence.blocks for entry in step.scheduled],
+            slots=self._on_device(slots),
+            block_size=size,
+        )
+        paged = _Paged(self.cache, batch.slots, self.attention, self.attention.plan(batch))
+        # At least one row: slicing with nothing would mean all of them to some models.
+        rows = self._on_device(last_rows or [len(tokens) - 1])
+        output = self.model(
+            input_ids=self._on_device(tokens)[None],
+            position_ids=self._on_device(positions)[None],
+            use_cache=False,
+            logits_to_keep=rows,
+            paged=paged,
+        )
+        if not sampling:
+            return StepOutput()
+        result = StepOutput()
+        for sequence, one in zip(sampling, sample(output.logits[0], sampling, self.eos_token_ids), strict=True):
+            if one is None:
+                result.failed[sequence] = "the model computed NaN or infinite logits"
+            else:
+                result.sampled[sequence] = one
+        return result
+
+    def _on_device(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
+
+
+def _available_memory() -> int:
+    """Bytes that Linux would give a process without swapping, or the container's limit where that is less."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        fields = dict(line.split(":", 1) for line in lines)
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    try:
+        with (
+            open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit,
+            open("/sys/fs/cgroup/memory.current", encoding="ascii") as current,
+        ):
+            available = min(available, int(limit.read()) - int(current.read()))
+    except (OSError, ValueError):  # no cgroup v2, or no limit ("max")
+        pass
+    return max(available, 0)
