@@ -41,10 +41,11 @@ def group_members(group: int) -> list[str]:
 
 
 class TritonServer:
-    """`with TritonServer(log, "--models", "llm") as server:` runs `scripts/serve --models llm` until the end of the block.
+    """`with TritonServer(log, "--models", "llm") as server:` runs `scripts/serve --models llm` for the block.
 
-    The block starts when every model is ready. At its end the server gets SIGTERM, and the test fails if it had to be killed, or if a process of
-    its group or a shared memory region of its models is left. `args` go to scripts/serve; `log` is the file that takes its output.
+    The block starts when every model is ready. At its end the server gets SIGTERM, and the test fails if it had to be
+    killed, or if a process of its group or a shared memory region of its models is left. `args` go to scripts/serve;
+    `log` is the file that takes its output.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class TritonServer:
         stop_timeout: float = 40,
     ) -> None:
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
-        self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in (self.http_port, self.grpc_port, self.metrics_port))
+        self.http, self.grpc, self.metrics = (
+            f"127.0.0.1:{port}" for port in (self.http_port, self.grpc_port, self.metrics_port)
+        )
         self.log = log
         self.seconds_to_ready = float("nan")
         self._ready_timeout = ready_timeout
@@ -109,7 +112,9 @@ class TritonServer:
         while not self.is_ready():
             if self.process.poll() is not None:
                 self._sweep()
-                raise AssertionError(f"the server ended with status {self.process.returncode} before it was ready:\n{self._log_tail()}")
+                raise AssertionError(
+                    f"the server ended with status {self.process.returncode} before it was ready:\n{self._log_tail()}"
+                )
             if time.monotonic() - began > self._ready_timeout:
                 self.kill()
                 raise AssertionError(f"the server was not ready after {self._ready_timeout:.0f} s:\n{self._log_tail()}")
@@ -132,7 +137,9 @@ class TritonServer:
             self.process.wait(self._stop_timeout)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"SIGTERM did not end the server in {self._stop_timeout:.0f} s:\n{self._log_tail()}") from None
+            raise AssertionError(
+                f"SIGTERM did not end the server in {self._stop_timeout:.0f} s:\n{self._log_tail()}"
+            ) from None
         left = self._sweep()
         assert not left, f"the server left behind: {left}\n{self._log_tail()}"
 
@@ -168,7 +175,9 @@ class TritonServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             self.stop()
             return

@@ -1,0 +1,60 @@
+"""What scripts/launch.py makes of its arguments, and when it fetches weights."""
+
+from pathlib import Path
+
+import launch
+import pytest
+
+HOME = Path("/opt/tritonserver")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    for name, weights in [("llm", launch.weights.WEIGHTS.name), ("llm_other", "elsewhere.gguf"), ("sdxl", "")]:
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "model.json").write_text(f'{{"model": "weights/{weights}"}}')
+    return tmp_path
+
+
+def fetches(repository: Path, *args: str) -> bool:
+    models, rest = launch.split_models([f"--model-repository={repository}", *args])
+    return any(launch.needs_weights(model) for model in launch.command_line(HOME, models, rest)[1])
+
+
+def test_weights_are_fetched_only_for_models_that_name_them(repository: Path) -> None:
+    assert fetches(repository)
+    assert fetches(repository, "--models", "sdxl,llm")
+    assert not fetches(repository, "--models", "sdxl,llm_other")
+
+
+def test_weights_follow_tritonservers_own_model_control(repository: Path) -> None:
+    explicit = "--model-control-mode=explicit"
+    assert fetches(repository, explicit, "--load-model=llm")
+    assert fetches(repository, explicit, "--load-model=*")
+    assert not fetches(repository, explicit, "--load-model", "sdxl")
+    assert fetches(repository, explicit), "any model may be loaded later"
+
+
+def test_the_users_flags_replace_ours_and_stay_as_they_are(repository: Path) -> None:
+    args = ["--model-repository", str(repository), "--http-address", "0.0.0.0", "--log-verbose=1"]
+    command, _ = launch.command_line(HOME, None, args)
+    assert command[0] == "/opt/tritonserver/bin/tritonserver"
+    assert command[-len(args) :] == args
+    ours = command[1 : -len(args)]
+    assert sorted(flag.partition("=")[0] for flag in ours) == [
+        "--backend-directory",
+        "--cache-directory",
+        "--grpc-address",
+        "--metrics-address",
+    ]
+
+
+def test_models_becomes_explicit_control(repository: Path) -> None:
+    models, args = launch.split_models(["--a", "--models=llm,sdxl", "--b", "--", "--models", "c"])
+    assert (models, args) == (["llm", "sdxl"], ["--a", "--b", "--models", "c"])
+    command, _ = launch.command_line(HOME, models, [f"--model-repository={repository}"])
+    assert {"--model-control-mode=explicit", "--load-model=llm", "--load-model=sdxl"} <= set(command)
+
+
+def test_the_last_of_several_values_counts() -> None:
+    assert launch.values(["--http-port=1", "--http-port", "2", "--http-port=3"], "--http-port") == ["1", "2", "3"]
