@@ -65,6 +65,9 @@ def command_line(home: Path, models: list[str] | None, args: list[str]) -> tuple
         "--grpc-address": "127.0.0.1",
         "--metrics-address": "127.0.0.1",
     }
+    if not Path("/dev/nvidiactl").exists():
+        # Without a GPU they are only warnings in the log, and a log file of their own in /var/log.
+        defaults["--allow-gpu-metrics"] = "false"
     if not given:
         defaults["--model-repository"] = str(ROOT / "model_repository")
     ours = [f"{flag}={value}" for flag, value in defaults.items() if not values(args, flag)]

@@ -145,17 +145,6 @@ def test_root_gets_a_distributions_missing_packages_installed(machine: Machine) 
     )
 
 
-def test_set_up_is_done_once(machine: Machine) -> None:
-    machine.add_python("python3")
-    assert machine.set_up()[0]
-    assert machine.set_up() == (True, "")
-    (machine.root / "requirements" / "server.lock").write_text("# another pin\n")
-    good, errors = machine.set_up()
-    assert good
-    assert "Installing server.lock" in errors
-    assert "Making .venv" not in errors
-
-
 def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
@@ -163,7 +152,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_a_set_up_that_was_killed_is_made_anew(machine: Machine) -> None:
+def test_a_set_up_that_was_killed_is_made_anew_and_then_left_alone(machine: Machine) -> None:
     machine.add_python("python3")
     first = machine.start()
     wait_for((machine.venv / "bin").exists)
@@ -177,20 +166,36 @@ def test_a_set_up_that_was_killed_is_made_anew(machine: Machine) -> None:
     assert not (machine.venv / "half-made").exists()
     assert machine.set_up() == (True, "")
 
+    (machine.root / "requirements" / "server.lock").write_text("# another pin\n")
+    good, errors = machine.set_up()
+    assert good
+    assert "Installing server.lock" in errors
+    assert "Making .venv" not in errors
+
 
 def test_an_environment_whose_python_is_gone_is_made_anew(machine: Machine) -> None:
-    machine.add_python("python3")
+    # Without pip, which takes seconds to install and is not needed here.
+    python = machine.add("python3", f'exec {PYTHON} "$@" --without-pip')
     (machine.venv / "bin").mkdir(parents=True)
     (machine.venv / "bin" / "python").symlink_to("/nowhere/python3")
-    assert machine.set_up()[0]
-    assert subprocess.run([machine.venv / "bin" / "python", "-c", ""], check=False).returncode == 0
+    output, errors = machine.start(
+        f"find_python() {{ base_python={python}; }}; install_step() {{ :; }}; set_up; python -c 'print(1)'"
+    ).communicate(timeout=60)
+    assert output == "1\n"
+    assert "Making .venv" in errors
 
 
-def test_a_missing_network_gets_one_clear_sentence(machine: Machine) -> None:
-    machine.add_python("python3")
-    (machine.root / "requirements" / "server.lock").write_text("a-package-that-is-not-installed==1\n")
-    # Port 9 of this machine: nobody listens.
-    unreachable = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
-    good, errors = machine.set_up(**unreachable)
-    assert not good
-    assert errors.splitlines()[-1].startswith("error: the package index cannot be reached: check the network")
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        # Port 9 of this machine: nobody listens.
+        ("http://127.0.0.1:9/simple", "error: the package index cannot be reached: check the network"),
+        ("file:///nowhere", "error: pip failed, see above (details in .cache/pip.log)."),
+    ],
+)
+def test_a_failing_pip_is_explained(machine: Machine, index: str, message: str) -> None:
+    settings = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": index, "PIP_RETRIES": "0"}
+    process = machine.start(f"venv={ROOT}/.venv; pip_install a-package-that-is-not-installed", **settings)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.splitlines()[-1].startswith(message)
