@@ -46,7 +46,7 @@ else:
 
 # Sets base_python. Asks for TRITON_BATCHING_PYTHON alone if that is set, else for every python3.11, python3.12 and python3 on PATH.
 find_python() {
-    local minor candidate answer reasons="" candidates
+    local minor candidate answer reasons="" candidates asked=" "
     minor=$(container_minor)
     case ${minor:-any} in
         any) candidates=$(type -aP python3.11 python3.12 python3 || true) ;;
@@ -54,6 +54,9 @@ find_python() {
         *) die "the tritonserver on PATH embeds Python 3.$minor, and 3.11 or 3.12 is needed: use NVIDIA's container 24.12 or newer." ;;
     esac
     for candidate in ${TRITON_BATCHING_PYTHON:-$candidates}; do
+        # python3 is often python3.11 by another name, and /bin is /usr/bin.
+        [[ $asked != *" $(readlink -f "$candidate") "* ]] || continue
+        asked+="$(readlink -f "$candidate") "
         answer=$(probe "$candidate")
         if [[ $answer == ok* ]]; then
             base_python=${answer#ok }
@@ -91,8 +94,9 @@ complete_python() {
 
 # pip_install ARGS: explains the failures that are not the user's own doing; pip's progress stays visible.
 pip_install() {
+    # Left there by a pip that was killed.
+    rm -rf "$root/.cache/tmp" "$root/.cache/pip.log"
     mkdir -p "$root/.cache/tmp"
-    rm -f "$root/.cache/pip.log"
     TMPDIR=$root/.cache/tmp "$venv/bin/python" -m pip install --disable-pip-version-check --no-warn-conflicts --log "$root/.cache/pip.log" "$@" >&2 && return
     if grep -q 'No space left on device' "$root/.cache/pip.log"; then
         die "the disk is full: free some space below $root (about 2 GB, with a CUDA build of PyTorch 8 GB) and run this again."
