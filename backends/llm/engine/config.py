@@ -17,7 +17,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 class EngineConfig:
     """`None` means: chosen at load time from the model and the device."""
 
-    model: str  # folder, .gguf file or hub id; a relative path starts at the folder that holds the model repository
+    model: str  # folder, .gguf file or hub id; relative paths start at the model repository
     dtype: str = "auto"  # auto: float32 on a CPU, bfloat16 on CUDA
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     max_num_seqs: int = 64  # seats: sequences that run at the same time
@@ -26,7 +26,7 @@ class EngineConfig:
     max_queue_size: int = 1024  # requests that may wait for a seat; one more is refused
     block_size: int | None = None  # tokens per KV block; None: 16 on a CPU, 256 on CUDA (its paged kernel's page)
     num_kv_blocks: int | None = None  # None: as many as memory_fraction pays for
-    memory_fraction: float | None = None  # share of free memory for KV; None: 0.25 of a CPU's, 0.9 of a GPU's
+    memory_fraction: float | None = None  # share of free memory for KV; None: 0.1 of a CPU's, 0.9 of a GPU's
     enable_prefix_caching: bool = True
     num_threads: int | None = None  # CPU threads of one step; None: torch's default
 
@@ -85,9 +85,9 @@ class EngineConfig:
             raise ConfigError("model is missing; allowed: a folder, a .gguf file or a hub id")
         return cls(**values)
 
-    def resolved(self, repository_parent: Path) -> "EngineConfig":
+    def resolved(self, repository: Path) -> "EngineConfig":
         """A relative path made absolute. What names nothing on disk and looks like `org/name` stays a hub id."""
-        local = (repository_parent / self.model).resolve()
+        local = (repository / self.model).resolve()
         if local.exists():
             return dataclasses.replace(self, model=str(local))
         is_path = self.model.startswith((".", "/", "~")) or self.model.endswith(".gguf") or self.model.count("/") != 1

@@ -87,7 +87,7 @@ class ModelRunner:
             fraction = config.memory_fraction or 0.9
         else:
             free = _available_memory()
-            fraction = config.memory_fraction or 0.25
+            fraction = config.memory_fraction or 0.1
         paid = int(free * fraction) // block_bytes
         length = config.max_model_len or self.model.config.get_text_config().max_position_embeddings
         usable = config.max_num_seqs * -(-length // self.block_size)

@@ -1,9 +1,10 @@
 """Attention over a paged KV cache: packed queries in, packed outputs out. One implementation a device."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 
@@ -67,12 +68,16 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "KVCache":
-        shape = (num_blocks, block_size, num_kv_heads, head_dim)
-        # Zeros, not empty: a masked slot still takes part in a product, and 0 * NaN is NaN.
-        make: Callable[[], list[torch.Tensor]] = lambda: [  # noqa: E731
-            torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)
-        ]
-        return cls(make(), make())
+        def make() -> torch.Tensor:
+            shape = (num_blocks, block_size, num_kv_heads, head_dim)
+            if device.type == "cpu":
+                # numpy's zeros are the kernel's: they cost no memory before they are written to.
+                size = num_blocks * block_size * num_kv_heads * head_dim * dtype.itemsize
+                return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        # Zeros, not garbage: a masked slot still takes part in a product, and 0 * NaN is NaN.
+        return cls([make() for _ in range(num_layers)], [make() for _ in range(num_layers)])
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store this step's K and V, each [T, H_kv, D], at `slots` [T]."""

@@ -1,0 +1,129 @@
+"""Triton's requests to the engine, the engine's text to Triton's responses. The engine knows nothing of Triton.
+
+accept() --> Engine.submit --> the engine's loop --> Generation --> sender thread --> response sender
+                  ^                                                 watcher thread: has a client left?
+"""
+
+import logging
+import queue
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import RequestError
+from engine.generation import Generation
+from engine.loader import load_engine
+from metrics import Metrics
+from reply import Reply, send_error
+from request import read_request
+
+# How soon a client's leaving is noticed. A step on a CPU takes longer than this, so it is at the latest at the next.
+WATCH_SECONDS = 0.02
+
+
+class Adapter:
+    def __init__(self, args: dict[str, str]) -> None:
+        """`args`: what Triton gives to `initialize`. Raises ConfigError when the model can't be loaded."""
+        model_directory = Path(args["model_repository"])
+        config = EngineConfig.from_file(model_directory / args["model_version"] / "model.json")
+        self._engine: Engine = load_engine(config.resolved(model_directory.parent))
+        labels = {"model": args["model_name"], "version": args["model_version"]}
+        self._metrics = Metrics(lambda: self._engine.stats, labels)
+        self._replies: dict[Reply, Generation | None] = {}  # all that have had no final response
+        self._lock = threading.Lock()
+        self._ready: queue.SimpleQueue[tuple[Reply, Generation] | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._send, name="llm-sender", daemon=True),
+            threading.Thread(target=self._watch, name="llm-watcher", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def accept(self, request: Any) -> None:
+        """Take a request in, or answer it with what is wrong with it. Raises nothing: the others would suffer."""
+        sender = request.get_response_sender()
+        try:
+            self._submit(request, sender)
+        except RequestError as error:
+            send_error(sender, error)
+        except Exception as error:
+            logging.exception("a request could not be read")
+            send_error(sender, error)
+
+    def _submit(self, request: Any, sender: Any) -> None:
+        def tensor(name: str) -> np.ndarray | None:
+            found = pb_utils.get_input_tensor_by_name(request, name)
+            return None if found is None else found.as_numpy()
+
+        wanted = read_request(tensor, request.parameters(), self._engine.tokenizer)
+        reply = Reply(sender, wanted, self._engine.tokenizer)
+        with self._lock:
+            self._replies[reply] = None
+        try:
+            generation = self._engine.submit(
+                wanted.prompt, wanted.params, lambda ready: self._ready.put((reply, ready))
+            )
+        except BaseException:
+            self._forget(reply)
+            raise
+        with self._lock:
+            if reply in self._replies:  # else it has had its final response already
+                self._replies[reply] = generation
+
+    def _send(self) -> None:
+        """The only thread that sends what was generated; what piles up meanwhile goes out as one response."""
+        while (item := self._ready.get()) is not None:
+            reply, generation = item
+            try:
+                delta = generation.drain()
+                if delta:
+                    reply.send(delta)
+            except Exception as error:
+                logging.exception("a response could not be sent")
+                self._engine.cancel(generation)
+                reply.fail(error)
+            if reply.closed:
+                self._forget(reply)
+
+    def _watch(self) -> None:
+        """Triton tells nobody that a client has left; it has to be asked, for waiting and silent requests too."""
+        while not self._closing.wait(WATCH_SECONDS):
+            with self._lock:
+                held = [(reply, generation) for reply, generation in self._replies.items() if generation]
+            for reply, generation in held:
+                if reply.is_cancelled():
+                    self._engine.cancel(generation)
+
+    def _forget(self, reply: Reply) -> None:
+        with self._lock:
+            self._replies.pop(reply, None)
+
+    @property
+    def is_healthy(self) -> bool:
+        return self._engine.failure is None
+
+    def close(self) -> None:
+        """Finish what is running, then end all threads."""
+        self._engine.close()
+        self._closing.set()
+        self._ready.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._metrics.close()
+
+
+def log_through_triton() -> None:
+    levels = {logging.DEBUG: "log_verbose", logging.INFO: "log_info", logging.WARNING: "log_warn"}
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            write = getattr(pb_utils.Logger, levels.get(record.levelno, "log_error"))
+            write(f"[llm] {self.format(record)}")
+
+    logging.basicConfig(handlers=[Handler()], level=logging.WARNING, force=True)
+    logging.getLogger("engine").setLevel(logging.INFO)

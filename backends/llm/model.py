@@ -1,0 +1,39 @@
+"""Triton's entry to the LLM backend. Light on purpose: Triton also imports it just to complete a config.pbtxt."""
+
+import locale
+
+# The embedded interpreter ignores LANG and would read files as ASCII.
+locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
+
+from typing import Any  # noqa: E402
+
+import schema  # noqa: E402
+import triton_python_backend_utils as pb_utils  # noqa: E402
+
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config: Any) -> Any:
+        return schema.complete(auto_complete_model_config)
+
+    def initialize(self, args: dict[str, str]) -> None:
+        from adapter import Adapter, log_through_triton
+        from engine.errors import ConfigError
+
+        log_through_triton()
+        try:
+            self._adapter = Adapter(args)
+        except ConfigError as error:
+            raise pb_utils.TritonModelException(str(error)) from error
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            self._adapter.accept(request)
+
+    def is_ready(self) -> bool:
+        """Asked by Triton from 26.03 on; before that a failed engine answers every request with an error."""
+        return self._adapter.is_healthy
+
+    def finalize(self) -> None:
+        """Called once every request has had its final response."""
+        self._adapter.close()

@@ -1,0 +1,108 @@
+"""From the engine's deltas to Triton's responses: which are sent, with which tensors, and which is the last."""
+
+import json
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from engine.errors import Cancelled, EngineFailure, InvalidRequest, QueueFull
+from engine.generation import Delta
+from engine.sampler import Sampled
+from engine.tokenizer import Tokenizer
+from request import Request
+
+# Names in pb_utils.TritonError.
+STATUS: dict[type[Exception], str] = {
+    InvalidRequest: "INVALID_ARG",
+    QueueFull: "UNAVAILABLE",
+    Cancelled: "CANCELLED",
+    EngineFailure: "INTERNAL",
+}
+
+
+class Reply:
+    """One client's responses. Sends exactly one final response, whatever happens. Used by one thread at a time."""
+
+    def __init__(self, sender: Any, request: Request, tokenizer: Tokenizer) -> None:
+        self._sender = sender
+        self._request = request
+        self._tokenizer = tokenizer
+        self._text = request.prefix
+        self._tokens: list[Sampled] = []
+        self._cumulative_logprob = 0.0
+        self.closed = False  # the final response is out
+
+    def is_cancelled(self) -> bool:
+        return bool(self._sender.is_cancelled())
+
+    def send(self, delta: Delta) -> None:
+        """Streaming: at once. Otherwise all of it with the last delta."""
+        if self.closed:
+            return
+        if delta.error:
+            self.fail(delta.error)
+            return
+        self._text += delta.text
+        self._tokens += delta.tokens
+        if self._request.stream or delta.finish_reason:
+            response = pb_utils.InferenceResponse(self._tensors(delta))
+            self.closed = delta.finish_reason is not None
+            self._sender.send(response, flags=_final() if self.closed else 0)
+            self._text, self._tokens = "", []
+
+    def fail(self, error: Exception) -> None:
+        """End with an error, if it has not ended yet."""
+        if not self.closed:
+            self.closed = True
+            send_error(self._sender, error)
+
+    def _tensors(self, delta: Delta) -> list[Any]:
+        returns = self._request.returns
+        self._cumulative_logprob += sum(token.logprob or 0.0 for token in self._tokens)
+        tensors = [_strings("text_output", self._text)]
+        if "finish_reason" in returns:
+            tensors.append(_strings("finish_reason", delta.finish_reason or "None"))
+        if "cumulative_logprob" in returns:
+            tensors.append(pb_utils.Tensor("cumulative_logprob", np.array([self._cumulative_logprob], np.float32)))
+        if "logprobs" in returns:
+            tensors.append(_strings("logprobs", json.dumps(self._logprobs())))
+        if "num_input_tokens" in returns:
+            tensors.append(pb_utils.Tensor("num_input_tokens", np.array([len(self._request.prompt)], np.uint32)))
+        if "num_output_tokens" in returns:
+            tensors.append(pb_utils.Tensor("num_output_tokens", np.array([len(self._tokens)], np.uint32)))
+        return tensors
+
+    def _logprobs(self) -> list[dict[int, dict[str, Any]]] | None:
+        """For each new token: itself and the likeliest ones, by token id."""
+        if not self._request.show_logprobs:
+            return None
+        return [self._logprob(token) for token in self._tokens]
+
+    def _logprob(self, sampled: Sampled) -> dict[int, dict[str, Any]]:
+        ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(sampled.top, start=1)]
+        if sampled.token not in {token for token, _, _ in ranked} and sampled.logprob is not None and sampled.rank:
+            ranked.append((sampled.token, sampled.logprob, sampled.rank))
+        return {
+            token: {
+                "logprob": logprob,
+                "rank": rank,
+                "decoded_token": self._tokenizer.decode([token], skip_special=False),
+            }
+            for token, logprob, rank in ranked
+        }
+
+
+def send_error(sender: Any, error: Exception) -> None:
+    """The final response of a request that failed."""
+    status = getattr(pb_utils.TritonError, STATUS.get(type(error), "INTERNAL"))
+    response = pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error) or repr(error), status))
+    sender.send(response, flags=_final())
+
+
+def _final() -> int:
+    flag: int = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    return flag
+
+
+def _strings(name: str, text: str) -> Any:
+    return pb_utils.Tensor(name, np.array([text.encode("utf-8")], dtype=np.object_))

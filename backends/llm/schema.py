@@ -1,0 +1,41 @@
+"""The tensors of a request and of a response: those of Triton's own vllm_backend, and `messages`."""
+
+from typing import Any
+
+# name, type, shape, optional
+INPUTS = (
+    ("text_input", "TYPE_STRING", [1], True),  # optional only because `messages` can stand in for it
+    ("messages", "TYPE_STRING", [1], True),  # JSON: [{"role": ..., "content": ...}, ...]
+    ("stream", "TYPE_BOOL", [1], True),
+    ("sampling_parameters", "TYPE_STRING", [1], True),  # JSON object
+    ("exclude_input_in_output", "TYPE_BOOL", [1], True),
+    ("return_finish_reason", "TYPE_BOOL", [1], True),
+    ("return_cumulative_logprob", "TYPE_BOOL", [1], True),
+    ("return_logprobs", "TYPE_BOOL", [1], True),
+    ("return_num_input_tokens", "TYPE_BOOL", [1], True),
+    ("return_num_output_tokens", "TYPE_BOOL", [1], True),
+)
+OUTPUTS = (
+    ("text_output", "TYPE_STRING", [-1]),
+    ("finish_reason", "TYPE_STRING", [-1]),
+    ("cumulative_logprob", "TYPE_FP32", [-1]),
+    ("logprobs", "TYPE_STRING", [-1]),
+    ("num_input_tokens", "TYPE_UINT32", [1]),
+    ("num_output_tokens", "TYPE_UINT32", [-1]),
+)
+
+
+def complete(config: Any) -> Any:
+    """Add to a model's config.pbtxt what is the same for every model of this backend."""
+    present = config.as_dict()
+    inputs = {entry["name"] for entry in present["input"]}
+    outputs = {entry["name"] for entry in present["output"]}
+    for name, data_type, dims, optional in INPUTS:
+        if name not in inputs:
+            config.add_input({"name": name, "data_type": data_type, "dims": dims, "optional": optional})
+    for name, data_type, dims in OUTPUTS:
+        if name not in outputs:
+            config.add_output({"name": name, "data_type": data_type, "dims": dims})
+    config.set_model_transaction_policy({"decoupled": True})
+    config.set_max_batch_size(0)
+    return config
