@@ -1,6 +1,7 @@
 """From the engine's deltas to Triton's responses: which are sent, with which tensors, and which is the last."""
 
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,11 @@ STATUS: dict[type[Exception], str] = {
 
 
 class Reply:
-    """One client's responses. Sends exactly one final response, whatever happens. Used by one thread at a time."""
+    """One client's responses. Sends exactly one final response, whatever happens.
+
+    The lock is for Triton: its final response frees what `is_cancelled` asks, and a question asked meanwhile, or later,
+    would end the whole server with a segmentation fault (seen on 2.51.0).
+    """
 
     def __init__(self, sender: Any, request: Request, tokenizer: Tokenizer) -> None:
         self._sender = sender
@@ -30,15 +35,15 @@ class Reply:
         self._text = request.prefix
         self._tokens: list[Sampled] = []
         self._cumulative_logprob = 0.0
+        self._lock = threading.Lock()
         self.closed = False  # the final response is out
 
     def is_cancelled(self) -> bool:
-        return bool(self._sender.is_cancelled())
+        with self._lock:
+            return not self.closed and bool(self._sender.is_cancelled())
 
     def send(self, delta: Delta) -> None:
         """Streaming: at once. Otherwise all of it with the last delta."""
-        if self.closed:
-            return
         if delta.error:
             self.fail(delta.error)
             return
@@ -46,15 +51,18 @@ class Reply:
         self._tokens += delta.tokens
         if self._request.stream or delta.finish_reason:
             response = pb_utils.InferenceResponse(self._tensors(delta))
-            self.closed = delta.finish_reason is not None
-            self._sender.send(response, flags=_final() if self.closed else 0)
             self._text, self._tokens = "", []
+            with self._lock:
+                if not self.closed:
+                    self.closed = delta.finish_reason is not None
+                    self._sender.send(response, flags=_final() if self.closed else 0)
 
     def fail(self, error: Exception) -> None:
         """End with an error, if it has not ended yet."""
-        if not self.closed:
-            self.closed = True
-            send_error(self._sender, error)
+        with self._lock:
+            if not self.closed:
+                self.closed = True
+                send_error(self._sender, error)
 
     def _tensors(self, delta: Delta) -> list[Any]:
         returns = self._request.returns
