@@ -10,6 +10,8 @@ from pathlib import Path
 
 from engine.errors import ConfigError
 
+# What json.loads raises: ValueError for bad syntax and for integers too long, RecursionError for lists in lists in lists.
+NOT_JSON = (ValueError, RecursionError)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -58,9 +60,13 @@ class EngineConfig:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise ConfigError(f'{path} is missing; it names the model: {{"model": "..."}}') from None
+        except OSError as error:
+            raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path} is not JSON: {error}") from None
         try:
             values = json.loads(text)
-        except json.JSONDecodeError as error:
+        except NOT_JSON as error:
             raise ConfigError(f"{path} is not JSON: {error}") from None
         try:
             return cls.from_dict(values)

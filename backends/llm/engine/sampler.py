@@ -63,7 +63,7 @@ def _draw(logits: torch.Tensor, sequences: Items[Sequence]) -> torch.Tensor:
         probs = probs.masked_fill(probs < floor, 0.0)
     if any(p.top_k > 0 or p.top_p < 1 for p in params):
         size = probs.shape[-1]
-        top_k = [p.top_k if p.top_k > 0 else size for p in params]
+        top_k = [p.top_k if 0 < p.top_k < size else size for p in params]
         probs = _restrict(probs, top_k, [p.top_p for p in params])
     cumulative = probs.double().cumsum(-1)
     uniform = uniforms([s.seed for s in sequences], [len(s.tokens) for s in sequences])
@@ -122,5 +122,5 @@ def _with_logprobs(token: int, sequence: Sequence, raw: torch.Tensor | None, row
         return Sampled(token)
     logprob = raw[row, token]
     rank = int((raw[row] > logprob).sum()) + 1
-    values, ids = raw[row].topk(wanted)
+    values, ids = raw[row].topk(min(wanted, raw.shape[-1]))
     return Sampled(token, float(logprob), rank, tuple(zip(ids.tolist(), values.tolist(), strict=True)))

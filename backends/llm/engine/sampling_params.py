@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config import nearest
+from engine.config import NOT_JSON, nearest
 from engine.errors import InvalidRequest
 
 GREEDY_BELOW = 1e-5  # temperatures under this would overflow when logits are divided by them
@@ -60,7 +60,7 @@ class SamplingParams:
     def from_json(cls, text: str) -> "SamplingParams":
         try:
             values = json.loads(text)
-        except json.JSONDecodeError as error:
+        except NOT_JSON as error:
             raise InvalidRequest(f"sampling_parameters is not JSON: {error}; got {text[:80]!r}") from None
         if not isinstance(values, dict):
             raise InvalidRequest(f"sampling_parameters is a JSON {type(values).__name__}; allowed: an object")
@@ -98,7 +98,7 @@ def _unpacked(value: Any) -> Any:
     if isinstance(value, str) and value.startswith("["):
         try:
             return json.loads(value)
-        except json.JSONDecodeError:
+        except NOT_JSON:
             return value
     return value
 
