@@ -78,7 +78,7 @@ def assert_drawn_from(counts: torch.Tensor, probs: torch.Tensor) -> None:
     ],
     ids=str,
 )
-def test_tokens_are_drawn_as_often_as_they_should_be(params: dict[str, float]) -> None:
+def test_tokens_are_drawn_as_often_as_they_should_be(params: dict[str, Any]) -> None:
     torch.manual_seed(0)
     logits = torch.randn(40) * 1.5
     probs = restricted(logits, **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **params})
@@ -139,6 +139,7 @@ def test_greedy_takes_the_likeliest_and_so_does_top_k_1() -> None:
     torch.manual_seed(0)
     logits = torch.randn(50, 300)
     best = logits.argmax(-1).tolist()
+    params: dict[str, Any]
     for params in ({"temperature": 0.0}, {"top_k": 1}, {"temperature": 1e-6}, {"top_p": 1e-9}, {"min_p": 1.0}):
         sampled = sample(logits.clone(), [asking(seed, **params) for seed in range(50)], NO_EOS)
         assert [one and one.token for one in sampled] == best
@@ -163,6 +164,7 @@ def test_a_top_k_of_any_size_is_taken() -> None:
 def test_a_row_with_nan_or_infinity_is_none_and_harms_no_other() -> None:
     nan, inf = float("nan"), float("inf")
     rows = torch.tensor([[0.0, 5.0, 1.0], [0.0, nan, 1.0], [0.0, inf, 1.0], [-inf, -inf, -inf], [-inf, 5.0, -inf]])
+    params: dict[str, Any]
     for params in ({"temperature": 0.0}, {"temperature": 0.01}, {"top_p": 0.5, "min_p": 0.3}, {"logprobs": 1}):
         sampled = sample(rows.clone(), [asking(**{"temperature": 0.01, **params}) for _ in rows], NO_EOS)
         assert [one and one.token for one in sampled] == [1, None, None, None, 1]
@@ -172,7 +174,7 @@ def test_a_row_with_nan_or_infinity_is_none_and_harms_no_other() -> None:
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.0}, {"top_p": 0.9}])
-def test_end_tokens_wait_for_min_tokens(params: dict[str, float]) -> None:
+def test_end_tokens_wait_for_min_tokens(params: dict[str, Any]) -> None:
     logits = torch.tensor([[50.0, 49.0, 1.0, 48.0]])
     too_early = asking(output=2, min_tokens=3, stop_token_ids=(1, 99), **params)
     assert sample(logits.clone(), [too_early], frozenset([0])) == [Sampled(3)]

@@ -91,6 +91,9 @@ def test_a_value_out_of_range_is_refused_with_field_value_and_range(name: str, v
     assert str(refused.value).startswith(f"{name} is {value!r}; allowed: {allowed}")
 
 
+WRONG_NUMBERS: list[Any] = [True, "much", "", [1], {}]
+WRONG_INTEGERS: list[Any] = [False, "1.5", 1.5, "", [1], {}, 1e400]
+WRONG_BOOLEANS: list[Any] = [1, 0, "yes", "", [], 1.0]
 NUMBERS = ("temperature", "top_p", "min_p")
 INTEGERS = ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "n")
 BOOLEANS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
@@ -99,9 +102,9 @@ BOOLEANS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        *[(name, value, "a number") for name in NUMBERS for value in (True, "much", "", [1], {})],
-        *[(name, value, "an integer") for name in INTEGERS for value in (False, "1.5", 1.5, "", [1], {}, 1e400)],
-        *[(name, value, "true or false") for name in BOOLEANS for value in (1, 0, "yes", "", [], 1.0)],
+        *[(name, value, "a number") for name in NUMBERS for value in WRONG_NUMBERS],
+        *[(name, value, "an integer") for name in INTEGERS for value in WRONG_INTEGERS],
+        *[(name, value, "true or false") for name in BOOLEANS for value in WRONG_BOOLEANS],
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused_with_field_value_and_type(name: str, value: Any, allowed: str) -> None:

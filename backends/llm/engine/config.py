@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.errors import ConfigError
 
-# What json.loads raises: ValueError for bad syntax and for integers too long, RecursionError for lists in lists in lists.
+# What json.loads raises: ValueError for bad syntax and integers too long, RecursionError for lists in lists in lists.
 NOT_JSON = (ValueError, RecursionError)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
