@@ -147,6 +147,17 @@ def test_what_follows_a_prefix_that_was_given_away_does_not_come_back_with_anoth
     pool.check_integrity()
 
 
+def test_a_forgotten_block_is_found_no_more_and_stays_held() -> None:
+    pool = BlockPool(4, 2)
+    blocks = remember(pool, [1, 2, 3, 4])
+    pool.forget(blocks[1:])
+    assert pool.match([1, 2, 3, 4, 5]) == blocks[:1]
+    pool.check_integrity()
+    assert pool.num_used == 2
+    pool.release(blocks)
+    pool.check_integrity()
+
+
 def test_a_block_without_a_prefix_has_no_number() -> None:
     pool = BlockPool(2, 2)
     with pytest.raises(ValueError, match="holds no cached prefix"):

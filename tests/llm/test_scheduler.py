@@ -402,6 +402,19 @@ def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:
     assert bench.scheduler.num_cached_tokens > 0
 
 
+def test_what_a_failed_sequence_computed_is_no_prefix_for_others() -> None:
+    # Else one NaN in a prompt that all share would fail every request from then on.
+    bench = Bench(prefix_caching=True, block_size=4, budget=64)
+    bench.add("a", range(100, 109))
+    bench.step()
+    bench.add("b", range(100, 109), max_tokens=3)
+    assert bench.step() == "a1 b1"
+    bench.scheduler.end(bench["a"], FinishReason.ERROR)
+    bench.pool.check_integrity()
+    bench.add("c", range(100, 109), max_tokens=1)
+    assert bench.run() == ["b1 c9", "b1"], "b goes on with what it holds"
+
+
 def test_failed_admissions_count_no_cached_tokens() -> None:
     # vllm#18957: counted anew at every attempt
     bench = Bench(prefix_caching=True, blocks=6, block_size=4, seats=2, budget=64)

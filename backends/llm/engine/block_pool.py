@@ -112,6 +112,11 @@ class BlockPool:
             raise ValueError(f"KV block {block} holds no cached prefix")
         return self._numbers[key]
 
+    def forget(self, blocks: Items[int]) -> None:
+        """Let `match` find these no more, whoever holds them."""
+        for block in blocks:
+            self._forget(block)
+
     def _forget(self, block: int) -> None:
         key = self._blocks[block].key
         if key is not None:

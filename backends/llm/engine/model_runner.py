@@ -121,6 +121,9 @@ class ModelRunner:
             slots=self._on_device(slots),
             block_size=size,
         )
+        # NaN that a failed request left in a block's masked slots would reach whoever holds it next.
+        if fresh := [slot // size for slot in slots if slot % size == 0]:
+            self.cache.clear(self._on_device(fresh))
         paged = _Paged(self.cache, batch.slots, self.attention, self.attention.plan(batch))
         # At least one row: slicing with nothing would mean all of them to some models.
         rows = self._on_device(last_rows or [len(tokens) - 1])

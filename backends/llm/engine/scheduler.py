@@ -80,6 +80,8 @@ class Scheduler:
             return
         if sequence.status is Status.RUNNING:
             self.running.remove(sequence)
+            if reason is FinishReason.ERROR:  # what made it fail may be in its blocks
+                self.pool.forget(sequence.blocks)
             self.pool.release(sequence.forget_blocks())
         else:
             self.waiting.remove(sequence)

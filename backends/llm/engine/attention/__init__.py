@@ -79,6 +79,11 @@ class KVCache:
         # Zeros, not garbage: a masked slot still takes part in a product, and 0 * NaN is NaN.
         return cls([make() for _ in range(num_layers)], [make() for _ in range(num_layers)])
 
+    def clear(self, blocks: torch.Tensor) -> None:
+        """Zero blocks in all layers."""
+        for cache in (*self.keys, *self.values):
+            cache.index_fill_(0, blocks, 0)
+
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store this step's K and V, each [T, H_kv, D], at `slots` [T]."""
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, key)
