@@ -166,7 +166,7 @@ def test_a_row_with_nan_or_infinity_is_none_and_harms_no_other() -> None:
     rows = torch.tensor([[0.0, 5.0, 1.0], [0.0, nan, 1.0], [0.0, inf, 1.0], [-inf, -inf, -inf], [-inf, 5.0, -inf]])
     params: dict[str, Any]
     for params in ({"temperature": 0.0}, {"temperature": 0.01}, {"top_p": 0.5, "min_p": 0.3}, {"logprobs": 1}):
-        sampled = sample(rows.clone(), [asking(**{"temperature": 0.01, **params}) for _ in rows], NO_EOS)
+        sampled = sample(rows.clone(), [asking(**({"temperature": 0.01} | params)) for _ in rows], NO_EOS)
         assert [one and one.token for one in sampled] == [1, None, None, None, 1]
 
 

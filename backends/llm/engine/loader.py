@@ -29,7 +29,10 @@ def load_engine(config: EngineConfig) -> Engine:
         torch.set_num_threads(config.num_threads)
     source = config.model
     if source.endswith(".gguf"):
-        source = str(gguf_file.as_folder(Path(source), dtype))
+        try:
+            source = str(gguf_file.as_folder(Path(source), dtype))
+        except Exception as error:  # a broken file breaks its readers in many ways
+            raise ConfigError(f"model {source!r} can't be loaded: {error}") from error
     model, tokenizer = load_model(source, dtype, device)
     runner = ModelRunner(model, config, tokenizer.eos_token_ids)
     trained_for = model.config.get_text_config().max_position_embeddings
@@ -59,7 +62,7 @@ def load_model(source: str, dtype: torch.dtype, device: torch.device) -> tuple[A
         model = AutoModelForCausalLM.from_pretrained(
             source, config=architecture, dtype=dtype, attn_implementation=ATTENTION_NAME
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # a broken file breaks its readers in many ways
         raise ConfigError(f"model {source!r} can't be loaded: {error}") from error
     if not getattr(type(model), "_supports_attention_backend", False):
         name = type(model).__name__
