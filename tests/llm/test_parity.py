@@ -127,11 +127,11 @@ def test_an_attention_that_forgets_something_is_noticed(
 
     monkeypatch.setattr(ReferenceAttention, "attend", forgetful)
     different = 0
-    for prompt in prompts():
+    for prompt in prompts()[:4]:
         sequence = greedy(prompt)
         Setting(family).run([(0, sequence)])
         different += output_of(sequence) != expected(family, prompt, MAX_TOKENS)
-    assert different >= 7
+    assert different >= 3
 
 
 # Random draws
@@ -148,16 +148,15 @@ def test_a_seed_means_the_same_tokens_in_any_company() -> None:
     alone = drawn(prompt, 5)
     Setting().run([(0, alone)])
     settings = [
-        Setting(budget=64),
         Setting(budget=7, seats=6),
         Setting(budget=1, seats=1),
-        Setting(budget=16, num_blocks=18, seats=6),
-        Setting(budget=16, num_blocks=18, seats=6, prefix_caching=False),
+        Setting(budget=16, num_blocks=16, seats=6),
+        Setting(budget=16, num_blocks=16, seats=6, prefix_caching=False),
     ]
     preempted = 0
     for number, setting in enumerate(settings):
         seeded = [drawn(prompt, 5) for _ in range(3)]
-        neighbours = [drawn(other, 100 + number) for other in prompts()[:5]] + [greedy(prompts()[5])]
+        neighbours = [drawn(other, 100 + number) for other in prompts()[:3]] + [greedy(prompts()[3])]
         arrivals = random_arrivals([*neighbours, *seeded], seed=number)
         setting.run(arrivals)
         assert [output_of(sequence) for sequence in seeded] == [output_of(alone)] * 3
