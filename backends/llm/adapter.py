@@ -7,7 +7,6 @@ accept() --> Engine.submit --> the engine's loop --> Generation --> sender threa
 import logging
 import queue
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,13 +25,11 @@ WATCH_SECONDS = 0.02
 
 
 class Adapter:
-    def __init__(self, args: dict[str, str]) -> None:
-        """`args`: what Triton gives to `initialize`. Raises ConfigError when the model can't be loaded."""
-        model_directory = Path(args["model_repository"])
-        config = EngineConfig.from_file(model_directory / args["model_version"] / "model.json")
-        self._engine: Engine = load_engine(config.resolved(model_directory.parent))
-        labels = {"model": args["model_name"], "version": args["model_version"]}
-        self._metrics = Metrics(lambda: self._engine.stats, labels)
+    def __init__(self, config: EngineConfig, name: str, version: str) -> None:
+        """Raises ConfigError when the model can't be loaded."""
+        _log_through_triton()
+        self._engine: Engine = load_engine(config)
+        self._metrics = Metrics(lambda: self._engine.stats, {"model": name, "version": version})
         self._replies: dict[Reply, Generation | None] = {}  # all that have had no final response
         self._lock = threading.Lock()
         self._ready: queue.SimpleQueue[tuple[Reply, Generation] | None] = queue.SimpleQueue()
@@ -117,7 +114,7 @@ class Adapter:
         self._metrics.close()
 
 
-def log_through_triton() -> None:
+def _log_through_triton() -> None:
     levels = {logging.DEBUG: "log_verbose", logging.INFO: "log_info", logging.WARNING: "log_warn"}
 
     class Handler(logging.Handler):

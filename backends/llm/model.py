@@ -5,6 +5,7 @@ import locale
 # The embedded interpreter ignores LANG and would read files as ASCII.
 locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
 
+from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import schema  # noqa: E402
@@ -17,12 +18,16 @@ class TritonPythonModel:
         return schema.complete(auto_complete_model_config)
 
     def initialize(self, args: dict[str, str]) -> None:
-        from adapter import Adapter, log_through_triton
+        from engine.config import EngineConfig
         from engine.errors import ConfigError
 
-        log_through_triton()
+        directory = Path(args["model_repository"])
         try:
-            self._adapter = Adapter(args)
+            config = EngineConfig.from_file(directory / args["model_version"] / "model.json")
+            config = config.resolved(directory.parent)
+            from adapter import Adapter  # only now: it takes torch and seconds
+
+            self._adapter = Adapter(config, args["model_name"], args["model_version"])
         except ConfigError as error:
             raise pb_utils.TritonModelException(str(error)) from error
 
