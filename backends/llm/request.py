@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from engine.config import NOT_JSON
 from engine.errors import InvalidRequest
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
@@ -82,7 +83,7 @@ def _sampling_params(text: str | None, parameters: str) -> SamplingParams:
 def _json(name: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except NOT_JSON as error:
         raise InvalidRequest(f"{name} is not JSON ({error}): {text[:80]!r}") from None
 
 

@@ -251,6 +251,7 @@ class TestErrors:
             ({"text": ""}, "text_input is ''; allowed: a text of at least one token"),
             ({"text": b"\xff"}, "text_input is not UTF-8"),
             ({"messages": "{"}, "messages is not JSON"),
+            ({"messages": "[" * 100_000}, "messages is not JSON"),
             ({"messages": "[]"}, MESSAGES_WANTED),
             ({"messages": '[{"role": "user"}]'}, "messages[0] is {'role': 'user'}; allowed:"),
             ({"text": "a", "sampling_parameters": "{"}, "sampling_parameters is not JSON"),
