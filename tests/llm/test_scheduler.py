@@ -402,6 +402,18 @@ def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:
     assert bench.scheduler.num_cached_tokens > 0
 
 
+def test_a_preempted_sequence_whose_blocks_were_given_away_is_a_prefix_again() -> None:
+    bench = Bench(prefix_caching=True, blocks=6, block_size=2, seats=2)
+    bench.add("a", 1, max_tokens=11)
+    b = bench.add("b", 4, max_tokens=9)
+    while b.status is not Status.FINISHED:
+        bench.step()
+    assert bench.scheduler.num_preemptions > 0
+    assert bench.scheduler.num_cached_tokens == 0, "a took all blocks that b had"
+    bench.add("c", [*b.tokens[:8], 7], max_tokens=1)
+    assert bench.run() == ["c1"]
+
+
 def test_what_a_failed_sequence_computed_is_no_prefix_for_others() -> None:
     # Else one NaN in a prompt that all share would fail every request from then on.
     bench = Bench(prefix_caching=True, block_size=4, budget=64)
