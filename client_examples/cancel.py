@@ -32,6 +32,11 @@ def blocks_used(url: str, model: str) -> int:
     return int(float(found[1])) if found else sys.exit(f"error: {url}: no llm:kv_blocks_used of model {model}")
 
 
+def settled_blocks_used(url: str, model: str) -> int:
+    time.sleep(1)  # the page is renewed twice a second
+    return blocks_used(url, model)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Cancels an answer half-way.")
     parser.add_argument("--url", default="localhost:8001", help="gRPC address (default: %(default)s)")
@@ -44,7 +49,7 @@ def main() -> None:
     inputs.append(tensor("sampling_parameters", json.dumps(sampling)))
     responses: queue.Queue[tuple[Any, Any]] = queue.Queue()
     try:
-        before = blocks_used(args.metrics_url, args.model)
+        before = settled_blocks_used(args.metrics_url, args.model)
         with triton.InferenceServerClient(args.url) as client:
             client.is_server_live()  # raises when nobody listens; a stream would only break
             client.start_stream(lambda result, error: responses.put((result, error)))
@@ -53,9 +58,8 @@ def main() -> None:
                 _, error = responses.get()
                 if error:
                     raise error
-                # The page is renewed twice a second.
                 during = blocks_used(args.metrics_url, args.model)
-                if count >= 5 and during > before:
+                if count >= 5 and (during > before or count >= 200):  # others may end meanwhile
                     break
             client.stop_stream(cancel_requests=True)
         cancelled = time.monotonic()

@@ -91,6 +91,7 @@ def test_chat_takes_turns_until_the_input_ends(llm_server: TritonServer) -> None
 
 def test_chat_sends_the_conversation_along(llm_server: TritonServer) -> None:
     def counted() -> int:
+        time.sleep(1)  # the page is renewed twice a second
         page = llm_server.metric_text()
         found = re.search(r"^vllm:prompt_tokens_total\{.*\} (\S+)$", page, re.MULTILINE)
         return int(float(found[1])) if found else 0
@@ -98,8 +99,6 @@ def test_chat_sends_the_conversation_along(llm_server: TritonServer) -> None:
     def prompt_tokens(typed: str) -> int:
         before = counted()
         output("chat.py", f"--url={llm_server.http}", "--max-tokens=2", typed=typed)
-        # The page is renewed twice a second.
-        time.sleep(1)
         return counted() - before
 
     assert prompt_tokens("Hello\nHello\n") > 2 * prompt_tokens("Hello\n")
