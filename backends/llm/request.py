@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from engine.config import NOT_JSON
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, shown
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
 
@@ -73,7 +73,7 @@ def _sampling_params(text: str | None, parameters: str) -> SamplingParams:
     }
     values = _json("sampling_parameters", text) if text else {}
     if not isinstance(values, dict):
-        raise InvalidRequest(f"sampling_parameters is {text!r}; allowed: a JSON object")
+        raise InvalidRequest(f"sampling_parameters is {shown(text)}; allowed: a JSON object")
     twice = sorted(own.keys() & values.keys())
     if twice:
         raise InvalidRequest(f"{twice[0]} is given twice: in sampling_parameters and as a request parameter")
@@ -84,7 +84,7 @@ def _json(name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except NOT_JSON as error:
-        raise InvalidRequest(f"{name} is not JSON ({error}): {text[:80]!r}") from None
+        raise InvalidRequest(f"{name} is not JSON ({error}): {shown(text)}") from None
 
 
 def _text(tensor: ReadTensor, name: str) -> str | None:

@@ -1,6 +1,5 @@
 """Every parameter: what is taken, and in which words the rest is refused."""
 
-import json
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from engine.sampling_params import SamplingParams
 
 def test_without_parameters_the_defaults_hold() -> None:
     assert SamplingParams.from_dict({}) == SamplingParams()
-    assert SamplingParams.from_json("{}") == SamplingParams()
+    assert SamplingParams.from_dict({}) == SamplingParams()
     assert SamplingParams.from_dict({"seed": None, "top_p": None, "stop": None}) == SamplingParams()
 
 
@@ -152,34 +151,10 @@ def test_an_unknown_name_like_no_other_gets_the_list() -> None:
         SamplingParams.from_dict({"zzz": 1})
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{", "sampling_parameters is not JSON"),
-        ("", "sampling_parameters is not JSON"),
-        ("[1]", "sampling_parameters is a JSON list; allowed: an object"),
-        ("5", "sampling_parameters is a JSON int; allowed: an object"),
-        ("[" * 100_000, "sampling_parameters is not JSON"),
-        ('{"seed": ' + "9" * 5000 + "}", "sampling_parameters is not JSON"),
-    ],
-    ids=["open", "empty", "list", "number", "nested", "huge"],
-)
-def test_what_is_no_json_object_is_refused(text: str, words: str) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        SamplingParams.from_json(text)
-    assert str(refused.value).startswith(words)
-    assert len(str(refused.value)) < 400
-
-
 @pytest.mark.parametrize("value", ["[" * 100_000, "[" + "9" * 5000 + "]"], ids=["nested", "huge"])
 def test_a_list_that_no_parser_takes_is_refused(value: str) -> None:
     with pytest.raises(InvalidRequest, match="stop_token_ids is "):
         SamplingParams.from_dict({"stop_token_ids": value})
-
-
-def test_json_and_dict_mean_the_same() -> None:
-    values = {"temperature": 0.5, "max_tokens": 7, "stop": ["a"], "seed": 3, "logprobs": 2}
-    assert SamplingParams.from_json(json.dumps(values)) == SamplingParams.from_dict(values)
 
 
 @pytest.mark.parametrize(

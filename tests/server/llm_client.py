@@ -76,7 +76,9 @@ class Stream:
 
 
 def inputs(text: str | None, *, sampling: dict[str, Any] | None = None, **tensors: Any) -> list[grpc.InferInput]:
-    strings = {"text_input": text, "sampling_parameters": json.dumps(sampling) if sampling is not None else None}
+    strings: dict[str, str | bytes | None] = {"text_input": text}
+    if sampling is not None:
+        strings["sampling_parameters"] = json.dumps(sampling)
     strings |= {name: value for name, value in tensors.items() if isinstance(value, str | bytes)}
     made = []
     for name, value in strings.items():

@@ -21,5 +21,11 @@ class EngineFailure(RequestError):
     """The engine failed while it held the request; the request itself was fine."""
 
 
+def shown(value: object) -> str:
+    """A value as it stands in an error message: as much of it as a person needs to know it again."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
+
+
 class ConfigError(Exception):
     """The model can't be loaded as configured: names the key, the value and what is allowed."""

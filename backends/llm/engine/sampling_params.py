@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.config import NOT_JSON, nearest
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, shown
 
 GREEDY_BELOW = 1e-5  # temperatures under this would overflow when logits are divided by them
 
@@ -48,23 +48,12 @@ class SamplingParams:
     def _require(self, name: str, ok: bool, allowed: str) -> None:
         if not ok:
             value = getattr(self, name)
-            raise InvalidRequest(
-                f"{name} is {list(value) if isinstance(value, tuple) else value!r}; allowed: {allowed}"
-            )
+            value = list(value) if isinstance(value, tuple) else value
+            raise InvalidRequest(f"{name} is {shown(value)}; allowed: {allowed}")
 
     @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW or self.top_k == 1
-
-    @classmethod
-    def from_json(cls, text: str) -> "SamplingParams":
-        try:
-            values = json.loads(text)
-        except NOT_JSON as error:
-            raise InvalidRequest(f"sampling_parameters is not JSON: {error}; got {text[:80]!r}") from None
-        if not isinstance(values, dict):
-            raise InvalidRequest(f"sampling_parameters is a JSON {type(values).__name__}; allowed: an object")
-        return cls.from_dict(values)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SamplingParams":
@@ -77,7 +66,7 @@ class SamplingParams:
         unknown = [name for name in values if name not in kinds]
         if unknown:
             known = ", ".join(kinds)
-            raise InvalidRequest(f"unknown parameter {unknown[0]!r}{nearest(unknown[0], kinds)}; known: {known}")
+            raise InvalidRequest(f"unknown parameter {shown(unknown[0])}{nearest(unknown[0], kinds)}; known: {known}")
         given = {name: value for name, value in values.items() if value is not None}
         return cls(**{name: _coerce(name, kinds[name], value) for name, value in given.items()})
 
@@ -108,7 +97,7 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     items = items if isinstance(items, list) else [items]
     for item in items:
         if not isinstance(item, str):
-            raise InvalidRequest(f"{name} holds {item!r} ({type(item).__name__}); allowed: a string or strings")
+            raise InvalidRequest(f"{name} holds {shown(item)} ({type(item).__name__}); allowed: a string or strings")
     return tuple(items)
 
 
@@ -117,7 +106,7 @@ def _boolean(name: str, value: Any) -> bool:
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
-    raise InvalidRequest(f"{name} is {value!r} ({type(value).__name__}); allowed: true or false")
+    raise InvalidRequest(f"{name} is {shown(value)} ({type(value).__name__}); allowed: true or false")
 
 
 def _number(name: str, kind: type[int] | type[float], value: Any) -> int | float:
@@ -130,4 +119,4 @@ def _number(name: str, kind: type[int] | type[float], value: Any) -> int | float
             raise ValueError
         return number
     except (ValueError, OverflowError):
-        raise InvalidRequest(f"{name} is {value!r} ({type(value).__name__}); allowed: {wanted}") from None
+        raise InvalidRequest(f"{name} is {shown(value)} ({type(value).__name__}); allowed: {wanted}") from None

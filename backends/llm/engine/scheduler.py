@@ -27,7 +27,6 @@ class Step(NamedTuple):
     """What one pass over the weights computes; one-token entries come first."""
 
     scheduled: list[Scheduled]
-    num_preempted: int
 
     @property
     def num_tokens(self) -> int:
@@ -90,7 +89,6 @@ class Scheduler:
 
     def schedule(self) -> Step:
         budget = self.limits.max_num_batched_tokens
-        preempted_before = self.num_preemptions
         decodes = self._decodes()
         budget -= len(decodes)
         prefills = []
@@ -98,13 +96,11 @@ class Scheduler:
             if budget and not sequence.is_decoding:
                 prefills.append(Scheduled(sequence, min(sequence.num_uncomputed, budget)))
                 budget -= prefills[-1].num_tokens
-        num_preempted = self.num_preemptions - preempted_before
-        # When blocks have just run out, a newcomer would only be thrown out again.
-        while budget and not num_preempted and (newcomer := self._admit()):
+        while budget and (newcomer := self._admit()):
             prefills.append(Scheduled(newcomer, min(newcomer.num_uncomputed, budget)))
             budget -= prefills[-1].num_tokens
         prefills.sort(key=lambda entry: entry.num_tokens > 1)  # stable: one-token entries first
-        return Step(decodes + prefills, num_preempted)
+        return Step(decodes + prefills)
 
     def _decodes(self) -> list[Scheduled]:
         """One token for every decoding sequence; when blocks run out the last admitted are preempted."""

@@ -36,7 +36,6 @@ class Sequence:
     prefix_number: int = ROOT  # the number under which it knows the last of them
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
-    error: str | None = None  # why, when the reason is `error`
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)

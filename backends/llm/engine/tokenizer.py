@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Items
 from typing import Any
 
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, shown
 
 
 class Tokenizer:
@@ -27,12 +27,14 @@ class Tokenizer:
             InvalidRequest: not a list of {"role": ..., "content": ...} with strings, or the template refuses it.
         """
         if not isinstance(messages, list) or not messages:
-            raise InvalidRequest(f"messages is {messages!r}; allowed: a non-empty JSON list of role/content objects")
+            raise InvalidRequest(
+                f"messages is {shown(messages)}; allowed: a non-empty JSON list of role/content objects"
+            )
         for index, message in enumerate(messages):
             fits = isinstance(message, dict) and all(isinstance(message.get(k), str) for k in ("role", "content"))
             if not fits:
                 raise InvalidRequest(
-                    f'messages[{index}] is {message!r}; allowed: {{"role": string, "content": string}}'
+                    f'messages[{index}] is {shown(message)}; allowed: {{"role": string, "content": string}}'
                 )
         if not self._tokenizer.chat_template:
             raise InvalidRequest("messages is given, but the model has no chat template; allowed: text_input")
