@@ -51,13 +51,16 @@ class Metrics:
         return metrics
 
     def close(self) -> None:
+        """Triton is told that they are gone now, while it listens; metrics before their families."""
         self._stopping.set()
         self._thread.join()
+        self._gauges.clear()
+        self._counters.clear()
+        self._families.clear()
 
     def _run(self) -> None:
         while not self._stopping.wait(self._period):
             self._publish()
-        self._publish()
 
     def _publish(self) -> None:
         now, before = self._stats(), self._told

@@ -5,6 +5,7 @@ import locale
 # The embedded interpreter ignores LANG and would read files as ASCII.
 locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
 
+import json  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -21,6 +22,11 @@ class TritonPythonModel:
         from engine.config import EngineConfig
         from engine.errors import ConfigError
 
+        if missing := schema.missing(json.loads(args["model_config"])):
+            raise pb_utils.TritonModelException(
+                f"config.pbtxt lacks the inputs {', '.join(missing)}, which this backend adds itself; "
+                "start Triton without --disable-auto-complete-config"
+            )
         directory = Path(args["model_repository"])
         try:
             config = EngineConfig.from_file(directory / args["model_version"] / "model.json")

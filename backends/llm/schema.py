@@ -25,6 +25,12 @@ OUTPUTS = (
 )
 
 
+def missing(config: dict[str, Any]) -> list[str]:
+    """Inputs that a model's config lacks, since Triton was told not to let us complete it."""
+    present = {entry["name"] for entry in config["input"]}
+    return [name for name, *_ in INPUTS if name not in present]
+
+
 def complete(config: Any) -> Any:
     """Add to a model's config.pbtxt what is the same for every model of this backend."""
     present = config.as_dict()

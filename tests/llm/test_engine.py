@@ -187,7 +187,7 @@ def test_a_full_queue_refuses_one_more_and_takes_it_later(engines: Engines) -> N
     engine = engines.start(seats=2, queue_size=3)
     engines.runner.hold()
     consumers = [Consumer(engine) for _ in range(5)]
-    with pytest.raises(QueueFull, match="3 requests wait; allowed: 3"):
+    with pytest.raises(QueueFull, match="3 waiting; allowed: 3"):
         Consumer(engine)
     engines.runner.free()
     for consumer in consumers:

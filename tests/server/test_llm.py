@@ -304,7 +304,7 @@ class TestErrors:
         eventually(lambda: metric(server, "vllm:num_requests_waiting", "narrow") == 2)
         status, answer = generate(server.http, "narrow", text_input="a")
         assert status >= 400  # 400 on Triton 2.51, which keeps no status of a response that is an error
-        assert answer == {"error": "the queue is full: 2 requests wait; allowed: 2"}
+        assert answer == {"error": "the queue is full: 2 waiting; allowed: 2"}
         for stream in held:
             stream.cancel()
         eventually(lambda: is_idle(server, "narrow"))

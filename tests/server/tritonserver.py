@@ -142,6 +142,9 @@ class TritonServer:
             ) from None
         left = self._sweep()
         assert not left, f"the server left behind: {left}\n{self._log_tail()}"
+        # Triton gives up waiting for its models after --exit-timeout-secs, and says so by its status.
+        status = self.process.returncode
+        assert status == 0, f"SIGTERM ended the server with status {status}:\n{self._log_tail()}"
 
     def kill(self) -> None:
         """SIGKILL to the server and everything it started; nothing is checked."""

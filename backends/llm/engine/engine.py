@@ -76,7 +76,7 @@ class Engine:
             held = len(self._generations)
             if held >= self._capacity:
                 waiting = held - self.scheduler.limits.max_num_seqs
-                raise QueueFull(f"the queue is full: {waiting} requests wait; allowed: {self._max_queue_size}")
+                raise QueueFull(f"the queue is full: {waiting} waiting; allowed: {self._max_queue_size}")
             self._generations[sequence] = generation
             self._inbox.append(lambda: self.scheduler.add(sequence))
             self._wake.notify()
