@@ -21,7 +21,7 @@ SNR_CAP = 5.0
 
 
 class Denoiser(nn.Module):
-    """UNet and text encoders under one optimiser; SDXL takes the encoders' last layer but one, and the second's pooled."""
+    """UNet and text encoders under one optimiser; SDXL takes both encoders' last layer but one, one pooled text."""
 
     def __init__(self, tokenizer: CLIPTokenizer) -> None:
         super().__init__()
