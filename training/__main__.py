@@ -30,9 +30,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--vae-steps", type=int, default=800)
-    parser.add_argument("--denoiser-steps", type=int, default=3000)
+    parser.add_argument("--denoiser-steps", type=int, default=2400)
     parser.add_argument("--decoder-steps", type=int, default=600)
-    parser.add_argument("--scenes", type=int, default=20000, help="pictures that the denoiser sees")
+    parser.add_argument("--scenes", type=int, default=12000, help="pictures that the denoiser sees")
     arguments = parser.parse_args()
 
     torch.set_num_threads(arguments.threads)
@@ -46,7 +46,7 @@ def main() -> None:
     print(f"autoencoder: {vae.psnr(autoencoder, seed):.1f} dB", flush=True)
 
     denoiser = Denoiser(tokenizer)
-    latents, tokens = training_set(autoencoder, tokenizer, arguments.scenes, seed)
+    latents, tokens = training_set(autoencoder, tokenizer, work, arguments.scenes, seed)
     train_denoiser(denoiser, latents, tokens, work, arguments.denoiser_steps, seed)
 
     before = vae.psnr(autoencoder, seed, noise=0.1)

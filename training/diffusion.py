@@ -14,7 +14,7 @@ from training.shapes import SIZE, caption, draw, sample_scene
 from training.tokenizer import LENGTH
 from training.vae import encode
 
-BATCH = 32
+BATCH = 24
 HIDDEN = 64
 DROPPED = 0.1  # share of captions replaced by zeros, for classifier-free guidance
 SNR_CAP = 5.0
@@ -62,8 +62,14 @@ def build_scheduler() -> EulerDiscreteScheduler:
     )  # fmt: skip
 
 
-def training_set(vae: AutoencoderKL, tokenizer: CLIPTokenizer, scenes: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Latents [N, 4, 16, 16] and tokens [N, 24]."""
+def training_set(
+    vae: AutoencoderKL, tokenizer: CLIPTokenizer, folder: Path, scenes: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Latents [N, 4, 16, 16] and tokens [N, 24]; kept in `folder` for a run that goes on."""
+    file = folder / "training_set.pt"
+    if file.exists():
+        latents, tokens = torch.load(file, weights_only=True)
+        return latents, tokens
     rng = np.random.default_rng([seed, 6])
     drawn = [sample_scene(rng) for _ in range(scenes)]
     pixels = np.stack([np.asarray(draw(scene)) for scene in tqdm(drawn, "drawing", mininterval=5)])
@@ -72,6 +78,8 @@ def training_set(vae: AutoencoderKL, tokenizer: CLIPTokenizer, scenes: int, seed
     tokens = tokenizer(
         captions, padding="max_length", max_length=LENGTH, truncation=True, return_tensors="pt"
     ).input_ids
+    torch.save((latents, tokens), file.with_suffix(".tmp"))
+    file.with_suffix(".tmp").replace(file)
     return latents, tokens
 
 
@@ -81,7 +89,7 @@ def train_denoiser(model: Denoiser, latents: Tensor, tokens: Tensor, folder: Pat
     def loss(step: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed + 1_000_000 + step)
         rows = torch.randint(len(latents), (BATCH,), generator=generator)
-        # One timestep from each of 32 equal slices: less noise in the gradient than 32 free draws.
+        # One timestep from each of as many equal slices: less noise in the gradient than free draws.
         timesteps = ((torch.arange(BATCH) + torch.rand(BATCH, generator=generator)) * 1000 / BATCH).long()
         clean = latents[rows]
         noise = torch.randn(clean.shape, generator=generator)

@@ -38,7 +38,7 @@ def run(folder: Path, sheet: Path, seed: int) -> None:
 
 @torch.inference_mode()
 def generate(folder: Path, captions: list[str], seed: int) -> list[Image.Image]:
-    pipeline = StableDiffusionXLPipeline.from_pretrained(folder, torch_dtype=torch.float32, add_watermarker=False)
+    pipeline = StableDiffusionXLPipeline.from_pretrained(folder, dtype=torch.float32, add_watermarker=False)
     pipeline.set_progress_bar_config(disable=True)
     images: list[Image.Image] = []
     for start in tqdm(range(0, len(captions), 20), "evaluating"):

@@ -106,5 +106,7 @@ def psnr(vae: AutoencoderKL, seed: int, noise: float = 0.0) -> float:
 @torch.inference_mode()
 def encode(vae: AutoencoderKL, pixels: np.ndarray, progress: Callable[[range], "range"] = lambda r: r) -> Tensor:
     """[N, 4, 16, 16], from uint8 [N, 64, 64, 3]."""
-    parts = [vae.encode(to_tensor(pixels[i : i + 64])).latent_dist.mode() for i in progress(range(0, len(pixels), 64))]
+    parts = [
+        vae.encode(to_tensor(pixels[i : i + BATCH])).latent_dist.mode() for i in progress(range(0, len(pixels), BATCH))
+    ]
     return torch.cat(parts)

@@ -10,16 +10,20 @@ SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]
 
 class Metrics:
     def __init__(self, labels: dict[str, str]) -> None:
+        # Kept: a family that is collected takes its metrics with it.
+        self._families: list[Any] = []
+
+        def metric(name: str, description: str, kind: Any, **options: Any) -> Any:
+            family = pb_utils.MetricFamily(name=name, description=description, kind=kind)
+            self._families.append(family)
+            return family.Metric(labels=labels, **options)
+
         def counter(name: str, description: str) -> Any:
-            return pb_utils.MetricFamily(name=name, description=description, kind=pb_utils.MetricFamily.COUNTER).Metric(
-                labels=labels
-            )
+            return metric(name, description, pb_utils.MetricFamily.COUNTER)
 
         def histogram(name: str, description: str, buckets: list[float]) -> Any:
-            family = pb_utils.MetricFamily(name=name, description=description, kind=pb_utils.MetricFamily.HISTOGRAM)
-            return family.Metric(labels=labels, buckets=buckets)
+            return metric(name, description, pb_utils.MetricFamily.HISTOGRAM, buckets=buckets)
 
-        # A family lives as long as one of its metrics does.
         self._batch = histogram("sdxl:batch_size", "Pictures that started a denoising loop together", BATCHES)
         self._step = histogram("sdxl:step_seconds", "Seconds of one UNet call for a whole batch", SECONDS)
         self._steps = counter("sdxl:picture_steps_total", "Denoising steps, counted once for each picture in the batch")

@@ -6,13 +6,15 @@ to travel alone. `negative_prompt` is there for clients of NVIDIA's tutorial; wh
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from pipeline.errors import InvalidRequest
-from pipeline.pipeline import Picture
-from pipeline.request import Value
+
+if TYPE_CHECKING:  # Triton reads this file to complete config.pbtxt, which should not wait for torch
+    from pipeline.pipeline import Picture
+    from pipeline.request import Value
 
 # name, type, shape, optional
 INPUTS = (("prompt", "TYPE_STRING", [1], False), ("negative_prompt", "TYPE_STRING", [1], True))
@@ -51,7 +53,7 @@ def read_texts(request: Any, name: str) -> list[str] | None:
     return texts
 
 
-def read_parameters(request: Any) -> dict[str, Value]:
+def read_parameters(request: Any) -> "dict[str, Value]":
     parameters: dict[str, Value] = json.loads(request.parameters() or "{}")
     # gRPC's `timeout` is taken out by Triton; /generate leaves it among the parameters. It means the same either way.
     if request.timeout():
@@ -59,7 +61,7 @@ def read_parameters(request: Any) -> dict[str, Value]:
     return parameters
 
 
-def write(request: Any, pictures: Sequence[Picture], seeds: Sequence[int], asked: bool, batched: bool) -> Any:
+def write(request: Any, pictures: "Sequence[Picture]", seeds: Sequence[int], asked: bool, batched: bool) -> Any:
     """The response with what the request wants; `asked` is its own word that it wants the pixels."""
     wanted = set(request.requested_output_names())
     # A request that lists no outputs gets all, and that can't be told from one that lists all: pixels are many, so ask.

@@ -10,7 +10,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 HIDDEN, LENGTH = 32, 16
 
 
-def write(folder: Path, sample_size: int = 8, seed: int = 0, **scheduler: object) -> Path:
+def write(folder: Path, sample_size: int = 8, seed: int = 0, time_ids: int = 6, **scheduler: object) -> Path:
     """A diffusers folder of a model for pictures of 2 * `sample_size` pixels a side, with these scheduler settings."""
     torch.manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,8 @@ def write(folder: Path, sample_size: int = 8, seed: int = 0, **scheduler: object
         sample_size=sample_size, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
         attention_head_dim=(2, 4), cross_attention_dim=2 * HIDDEN, use_linear_projection=True,
-        addition_embed_type="text_time", addition_time_embed_dim=8, projection_class_embeddings_input_dim=48 + HIDDEN,
+        addition_embed_type="text_time", addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=8 * time_ids + HIDDEN,
     )  # fmt: skip
     vae = AutoencoderKL(
         block_out_channels=(8, 16), norm_num_groups=4, sample_size=2 * sample_size, scaling_factor=0.5,

@@ -59,14 +59,14 @@ def _pipeline(config: PipelineConfig, dtype: torch.dtype) -> Any:
     disable_progress_bar()
     transformers.utils.logging.disable_progress_bar()
     # The watermarker would switch itself on when its package happens to be installed.
-    options: dict[str, Any] = {"torch_dtype": dtype, "add_watermarker": False, "use_safetensors": True}
+    options: dict[str, Any] = {"dtype": dtype, "add_watermarker": False, "use_safetensors": True}
     if config.variant:
         options["variant"] = config.variant
     try:
         if config.vae:
-            options["vae"] = AutoencoderKL.from_pretrained(config.vae, torch_dtype=dtype)
+            options["vae"] = AutoencoderKL.from_pretrained(config.vae, dtype=dtype)
         return StableDiffusionXLPipeline.from_pretrained(config.model, **options)
-    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError, RuntimeError) as error:
         raise ConfigError(f"model {config.model!r} can't be loaded as an SDXL pipeline: {error}") from error
 
 
