@@ -1,6 +1,7 @@
 """Any diffusers SDXL folder loads by name; what can't be served is refused at load time with a reason."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,11 @@ def test_another_size_and_scheduler_need_nothing_but_model_json(tmp_path: Path) 
 
 @pytest.mark.parametrize("scheduler", ["euler", "euler_a", "dpm++_2m", "ddim", "turbo", "lcm"])
 def test_every_scheduler_takes_a_model_trained_to_pure_noise(tmp_path: Path, scheduler: str) -> None:
-    settings = {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    settings: dict[str, Any] = {
+        "prediction_type": "v_prediction",
+        "rescale_betas_zero_snr": True,
+        "timestep_spacing": "trailing",
+    }
     config = PipelineConfig(str(tiny.write(tmp_path, **settings)))
     pipeline = Pipeline(config, load_parts(config))
     (picture,) = draw(pipeline, job(pipeline, scheduler=scheduler))
