@@ -54,8 +54,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     add_model(repository, "short_queue", one, queue=2)
     add_model(repository, "other", {"model": "../models/two", "scheduler": "ddim", "steps": 3, "num_threads": 1})
     # Triton gives up on a model that takes longer to start, 30 s if not told otherwise, and then waits for it forever.
-    patience = [f"--backend-config={name},stub-timeout-seconds=300" for name in ("python", "sdxl")]
-    with TritonServer(root / "log", *patience, repository=repository, ready_timeout=300) as server:
+    patience = "--backend-config=python,stub-timeout-seconds=300"
+    with TritonServer(root / "log", patience, repository=repository, ready_timeout=300) as server:
         yield server
 
 
@@ -102,13 +102,18 @@ def statistics(client: Any, model: str = "sdxl") -> dict[str, int]:
     return {
         "executions": int(stats.get("execution_count", 0)),
         "inferences": int(stats.get("inference_count", 0)),
-        "queued": int(queue.get("count", 0)),
         "queue_ns": int(queue.get("ns", 0)),
     }
 
 
-def since(before: dict[str, int], client: Any, model: str = "sdxl") -> dict[str, int]:
-    return {name: value - before[name] for name, value in statistics(client, model).items()}
+def since(before: dict[str, int], client: Any, inferences: int) -> dict[str, int]:
+    """What came to the statistics of `sdxl`. Answers leave before their batch ends, and Triton counts it at the end."""
+    deadline = time.monotonic() + 20
+    while True:
+        grown = {name: value - before[name] for name, value in statistics(client).items()}
+        if grown["inferences"] >= inferences or time.monotonic() > deadline:
+            return grown
+        time.sleep(0.02)
 
 
 def mixed(count: int, seed: int) -> list[dict[str, Any]]:
@@ -131,8 +136,8 @@ def test_sixteen_unlike_requests_run_as_one_batch_and_draw_what_they_draw_alone(
     alone = [pixels(submit(client, [request])[0]) for request in requests]
     before = statistics(client)
     together = [pixels(result) for result in submit(client, requests)]
-    assert since(before, client)["executions"] == 1
-    assert since(before, client)["inferences"] == 16
+    grown = since(before, client, 16)
+    assert (grown["executions"], grown["inferences"]) == (1, 16)
     for one, same in zip(alone, together, strict=True):
         assert np.abs(one.astype(int) - same).max() <= 2
     assert len({picture.tobytes() for picture in together}) == 16
@@ -148,14 +153,14 @@ def test_exact_mode_gives_the_same_bytes_alone_and_in_a_batch(client: Any) -> No
 def test_the_timer_lets_a_lone_request_go_after_100_ms(client: Any) -> None:
     before = statistics(client)
     submit(client, [{"steps": 1}])
-    waited = since(before, client)["queue_ns"] / 1e6
-    assert 95 <= waited < 250
+    waited = since(before, client, 1)["queue_ns"] / 1e6
+    assert 95 <= waited < 400
 
 
 def test_sixteen_at_once_do_not_wait_for_the_timer(client: Any) -> None:
     before = statistics(client)
     submit(client, [{"steps": 1, "seed": i} for i in range(16)])
-    after = since(before, client)
+    after = since(before, client, 16)
     assert after["executions"] == 1
     assert after["queue_ns"] / 16 / 1e6 < 60
 
@@ -163,10 +168,10 @@ def test_sixteen_at_once_do_not_wait_for_the_timer(client: Any) -> None:
 def test_a_negative_prompt_as_an_input_cuts_batches_and_as_a_parameter_does_not(client: Any) -> None:
     before = statistics(client)
     submit(client, [{"steps": 1, **({"negative_prompt": "x"} if i % 2 else {})} for i in range(8)])
-    assert since(before, client)["executions"] == 1
+    assert since(before, client, 8)["executions"] == 1
     before = statistics(client)
     submit(client, [{"steps": 1, **({"negative_input": "x"} if i % 2 else {})} for i in range(8)])
-    assert since(before, client)["executions"] > 1
+    assert since(before, client, 8)["executions"] > 1
 
 
 def test_one_bad_request_does_not_fail_its_batch(client: Any) -> None:
@@ -175,7 +180,7 @@ def test_one_bad_request_does_not_fail_its_batch(client: Any) -> None:
     requests[4]["size"] = 5
     before = statistics(client)
     answers = submit(client, requests)
-    assert since(before, client)["executions"] == 1
+    assert since(before, client, 6)["executions"] == 1
     assert "steps is 0; allowed: an integer from 1 to 100" in str(answers[2])
     assert "parameter 'size'" in str(answers[4])
     assert answers[2].status() == "StatusCode.INVALID_ARGUMENT"
@@ -201,7 +206,7 @@ def test_few_steps_are_answered_before_the_batch_ends(client: Any) -> None:
         )  # fmt: skip
     for _ in range(2):
         assert done.acquire(timeout=60)
-    assert since(before, client)["executions"] == 1
+    assert since(before, client, 2)["executions"] == 1
     assert ended[2] - began < (ended[100] - began) / 2
 
 
@@ -301,7 +306,7 @@ def test_a_request_may_bring_a_full_batch(client: Any) -> None:
     prompts = [f"picture {i}" for i in range(16)]
     before = statistics(client)
     result = client.infer("sdxl", [text(grpcclient, "prompt", *prompts)], parameters={"seed": 10, "steps": 2})
-    assert since(before, client)["executions"] == 1
+    assert since(before, client, 16)["executions"] == 1
     assert result.as_numpy("seed")[:, 0].tolist() == list(range(10, 26))
     (third,) = submit(client, [{"prompt": "picture 3", "seed": 13, "steps": 2}])
     batched = np.asarray(Image.open(io.BytesIO(result.as_numpy("image")[3, 0])))
