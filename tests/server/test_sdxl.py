@@ -53,9 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     add_model(repository, "exact", one | {"mode": "exact"})
     add_model(repository, "short_queue", one, queue=2)
     add_model(repository, "other", {"model": "../models/two", "scheduler": "ddim", "steps": 3, "num_threads": 1})
-    # Triton gives up on a model that takes longer to start, 30 s if not told otherwise, and then waits for it forever.
-    patience = "--backend-config=python,stub-timeout-seconds=300"
-    with TritonServer(root / "log", patience, repository=repository, ready_timeout=300) as server:
+    with TritonServer(root / "log", repository=repository, ready_timeout=300) as server:
         yield server
 
 
