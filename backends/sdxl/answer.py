@@ -51,7 +51,7 @@ class Answer:
 
     def fail(self, error: Exception) -> None:
         if not self.sent:
-            status = STATUS.get(type(error), pb_utils.TritonError.INTERNAL)  # type: ignore[call-overload]
+            status = STATUS.get(type(error), pb_utils.TritonError.INTERNAL)
             self._send(pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(str(error), status)))
 
     def _send(self, response: Any) -> None:

@@ -1,5 +1,6 @@
 """The pipeline's work on Triton's metrics page. Only execute() may use it: Triton's metrics are not thread-safe."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -21,8 +22,8 @@ class Metrics:
         def counter(name: str, description: str) -> Any:
             return metric(name, description, pb_utils.MetricFamily.COUNTER)
 
-        def histogram(name: str, description: str, buckets: list[float]) -> Any:
-            return metric(name, description, pb_utils.MetricFamily.HISTOGRAM, buckets=buckets)
+        def histogram(name: str, description: str, buckets: Sequence[float]) -> Any:
+            return metric(name, description, pb_utils.MetricFamily.HISTOGRAM, buckets=list(buckets))
 
         self._batch = histogram("sdxl:batch_size", "Pictures that started a denoising loop together", BATCHES)
         self._step = histogram("sdxl:step_seconds", "Seconds of one UNet call for a whole batch", SECONDS)

@@ -46,11 +46,12 @@ class Worker:
             for job, outcome in self._pipeline.run(waiting):
                 waiting[job].add(job, outcome)
                 self._metrics.picture(made=isinstance(outcome, Picture))
-        finally:
-            for answer in answers:
-                answer.fail(
-                    PipelineFailure("the pipeline ended without an answer")
-                )  # does nothing to those that have one
+        except Exception:  # raised on, it would make Triton end once more what is answered already
+            logging.exception("the pipeline failed")
+        for answer in answers:
+            answer.fail(
+                PipelineFailure("the pipeline ended without an answer")
+            )  # nothing happens to those that have one
 
     def _read(self, request: Any, answer: Answer) -> list[Job]:
         prompts = tensors.read_texts(request, "prompt") or []

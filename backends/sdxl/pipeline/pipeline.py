@@ -69,7 +69,7 @@ class Pipeline:
                 active.append(self._start(job, texts))
             except Exception as error:
                 yield job, _failure(error)
-        if self._observer:
+        if self._observer and active:
             self._observer.batch(len(active))
         while active:
             yield from _drop(active, [_try(trajectory.job.check) for trajectory in active])
