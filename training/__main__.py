@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--vae-steps", type=int, default=800)
-    parser.add_argument("--denoiser-steps", type=int, default=1700)
+    parser.add_argument("--denoiser-steps", type=int, default=4000)
     parser.add_argument("--decoder-steps", type=int, default=300)
     parser.add_argument("--scenes", type=int, default=12000, help="pictures that the denoiser sees")
     arguments = parser.parse_args()
