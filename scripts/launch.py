@@ -71,6 +71,10 @@ def command_line(home: Path, models: list[str] | None, args: list[str]) -> tuple
     if not given:
         defaults["--model-repository"] = str(ROOT / "model_repository")
     ours = [f"{flag}={value}" for flag, value in defaults.items() if not values(args, flag)]
+    if not any("stub-timeout-seconds" in value for value in values(args, "--backend-config")):
+        # Triton gives up on a Python model that takes longer to start, 30 s if not told otherwise, and then waits for
+        # its process forever. Several models that start at once on a few cores, or large weights, do take longer.
+        ours.append("--backend-config=python,stub-timeout-seconds=600")
 
     server = str(home / "bin" / "tritonserver")
     named = models

@@ -42,11 +42,19 @@ def test_the_users_flags_replace_ours_and_stay_as_they_are(repository: Path) -> 
     assert command[-len(args) :] == args
     ours = {flag.partition("=")[0] for flag in command[1 : -len(args)]}
     assert ours - {"--allow-gpu-metrics"} == {
+        "--backend-config",
         "--backend-directory",
         "--cache-directory",
         "--grpc-address",
         "--metrics-address",
     }
+
+
+def test_slow_models_are_waited_for_unless_the_user_says_how_long(repository: Path) -> None:
+    config = ["--backend-config=python,shm-region-prefix-name=x", f"--model-repository={repository}"]
+    assert "--backend-config=python,stub-timeout-seconds=600" in launch.command_line(HOME, None, config)[0]
+    own = [*config, "--backend-config=python,stub-timeout-seconds=5"]
+    assert sum("stub-timeout-seconds" in argument for argument in launch.command_line(HOME, None, own)[0]) == 1
 
 
 def test_models_becomes_explicit_control(repository: Path) -> None:
