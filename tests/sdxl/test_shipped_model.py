@@ -16,6 +16,8 @@ from training.judge import judge
 from training.shapes import caption, sample_scene
 
 FOLDER = ROOT / "models" / "tiny-sdxl"
+# scripts/train_tiny_sdxl makes it; docs/sdxl.md says why it is not in the repository yet.
+pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="models/tiny-sdxl has not been trained")
 
 
 @pytest.fixture(scope="module")

@@ -66,3 +66,15 @@ def test_models_becomes_explicit_control(repository: Path) -> None:
 
 def test_the_last_of_several_values_counts() -> None:
     assert launch.values(["--http-port=1", "--http-port", "2", "--http-port=3"], "--http-port") == ["1", "2", "3"]
+
+
+def test_a_model_whose_weights_are_not_there_is_left_out_and_named(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directories = launch.model_directories([repository])
+    assert launch.with_weights(directories) is None, "the weights that we fetch count as there, as do hub ids"
+    (repository / "sdxl" / "1" / "model.json").write_text('{"model": "../models/tiny"}')
+    assert launch.with_weights(directories) == ["llm", "llm_other"]
+    assert capsys.readouterr().err == f"sdxl is left out: {repository.parent / 'models' / 'tiny'} is not there.\n"
+    (repository.parent / "models" / "tiny").mkdir(parents=True)
+    assert launch.with_weights(directories) is None
