@@ -48,10 +48,8 @@ class Worker:
                 self._metrics.picture(made=isinstance(outcome, Picture))
         except Exception:  # raised on, it would make Triton end once more what is answered already
             logging.exception("the pipeline failed")
-        for answer in answers:
-            answer.fail(
-                PipelineFailure("the pipeline ended without an answer")
-            )  # nothing happens to those that have one
+        for answer in answers:  # nothing happens to those that have one
+            answer.fail(PipelineFailure("the pipeline ended without an answer"))
 
     def _read(self, request: Any, answer: Answer) -> list[Job]:
         prompts = tensors.read_texts(request, "prompt") or []
