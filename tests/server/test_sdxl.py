@@ -6,6 +6,8 @@ import json
 import random
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -332,3 +334,29 @@ def test_a_wrong_model_json_is_told_at_start(tmp_path: Path) -> None:
     add_model(tmp_path / "repository", "sdxl", {"model": "owner/name", "stepz": 3})
     with pytest.raises(AssertionError, match=r"model.json: unknown key 'stepz' \(did you mean 'steps'\?\)"):
         TritonServer(tmp_path / "log", repository=tmp_path / "repository", ready_timeout=120).start()
+
+
+def example(name: str, *args: str, typed: str = "") -> list[str]:
+    """The lines that a program of client_examples/ prints."""
+    command = [sys.executable, str(ROOT / "client_examples" / name), *args]
+    done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_txt2img_writes_a_picture_a_prompt_and_a_sheet(server: TritonServer, protocol: str, tmp_path: Path) -> None:
+    url = server.grpc if protocol == "grpc" else server.http
+    flags = ["--grpc"] if protocol == "grpc" else []
+    sheet = tmp_path / "sheet.png"
+    args = ["--url", url, "--seed=7", "--steps=2", "--guidance-scale=2.5", f"--output={tmp_path}", f"--sheet={sheet}"]
+    written = [Path(line) for line in example("txt2img.py", *flags, *args, "a red circle", "a blue star")]
+    assert written == [tmp_path / "7.png", tmp_path / "8.png", sheet]
+    assert [Image.open(path).size for path in written] == [(SIDE, SIDE), (SIDE, SIDE), (2 * SIDE, SIDE)]
+
+
+def test_txt2img_async_writes_every_picture(server: TritonServer, tmp_path: Path) -> None:
+    prompts = "".join(f"picture {i}\n" for i in range(20))
+    args = ["--url", server.grpc, "--steps=2", f"--output={tmp_path / 'out'}"]
+    assert example("txt2img_async.py", *args, typed=prompts)[-1].startswith("20 pictures in ")
+    assert [Image.open(path).size for path in (tmp_path / "out").glob("*.png")] == [(SIDE, SIDE)] * 20
