@@ -4,6 +4,7 @@ accept() --> Engine.submit --> the engine's loop --> Generation --> sender threa
                   ^                                                 watcher thread: has a client left?
 """
 
+import faulthandler
 import logging
 import queue
 import threading
@@ -23,6 +24,7 @@ from request import read_request
 
 # How soon a client's leaving is noticed. A step on a CPU takes longer than this, so it is at the latest at the next.
 WATCH_SECONDS = 0.02
+CLOSE_SECONDS = 15
 
 
 class Adapter:
@@ -110,7 +112,12 @@ class Adapter:
         return self._engine.failure is None
 
     def close(self) -> None:
-        """Finish what is running, then end all threads."""
+        """Finish what is running, then end all threads.
+
+        A process that hangs on its way out would hold up the whole server until its exit timeout. Nothing is in flight
+        any more when Triton asks for this, so one that takes long is ended, and its log says where it hung.
+        """
+        faulthandler.dump_traceback_later(CLOSE_SECONDS, exit=True)
         self._engine.close()
         self._closing.set()
         self._ready.put(None)
