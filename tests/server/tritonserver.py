@@ -144,7 +144,7 @@ class TritonServer:
         left = self._sweep()
         assert not left, f"the server left behind: {left}\n{self._log_tail()}"
         # Triton gives up waiting for its models after --exit-timeout-secs, and says so by its status.
-        # Seen twice in some forty shutdowns, cause unknown: a warning until it is found (README, Limits).
+        # Seen twice in dozens of shutdowns, cause unknown: a warning until it is found (README, Limits).
         status = self.process.returncode
         if status == 1 and "Exit timeout expired" in self.log_text:
             warnings.warn(f"the server gave up waiting for its models:\n{self._log_tail()}", stacklevel=2)
