@@ -5,7 +5,6 @@ Run by scripts/serve inside .venv.
 
 import ctypes
 import errno
-import json
 import os
 import shutil
 import socket
@@ -18,6 +17,8 @@ import weights
 from weights import CACHE, ROOT, die, locked
 
 BACKENDS = CACHE / "backends"
+# Of our own repository, the models that are loaded unless others are named. The rest are these under another policy.
+PRODUCTS = ["llm", "sdxl"]
 
 # Flag, what is served there, the flag that turns it off, and tritonserver's default port.
 PORTS = [
@@ -79,7 +80,9 @@ def command_line(home: Path, models: list[str] | None, args: list[str]) -> tuple
 
     server = str(home / "bin" / "tritonserver")
     if models is None and not given and not values(args, "--model-control-mode"):
-        models = with_weights(directories)  # in a repository of the user's own a missing model is an error
+        models = PRODUCTS
+    if models == ["all"]:
+        models = list(directories)
     named = models
     if models is not None:
         if values(args, "--model-control-mode"):
@@ -94,29 +97,6 @@ def command_line(home: Path, models: list[str] | None, args: list[str]) -> tuple
         if name not in directories:
             die(f"there is no model {name!r}; there are: {', '.join(directories) or 'none'}.")
     return [server, *ours, *args], [directories[name] for name in named if name in directories]
-
-
-def absent(model: Path) -> Path | None:
-    """The file or folder that a model's model.json names and that is not there, unless it is one that we fetch."""
-    for file in model.glob("*/model.json"):
-        try:
-            name = json.loads(file.read_text()).get("model")
-        except (ValueError, AttributeError):
-            continue  # the backend says what is wrong with it
-        path = model.parent / str(name)
-        if str(name).startswith(".") and path.name != weights.WEIGHTS.name and not path.exists():
-            return path.resolve()
-    return None
-
-
-def with_weights(directories: dict[str, Path]) -> list[str] | None:
-    """The models whose weights are there, if others lack them; says which are left out. None: all are to be loaded."""
-    lacking = {name: path for name, directory in directories.items() if (path := absent(directory))}
-    if not lacking or len(lacking) == len(directories):
-        return None
-    for name, path in lacking.items():
-        print(f"{name} is left out: {path} is not there.", file=sys.stderr)
-    return [name for name in directories if name not in lacking]
 
 
 def check_ports(args: list[str]) -> None:

@@ -28,13 +28,15 @@ CLOSE_SECONDS = 15
 
 
 class Adapter:
-    def __init__(self, config: EngineConfig, name: str, version: str) -> None:
-        """Raises ConfigError when the model can't be loaded."""
+    def __init__(self, config: EngineConfig, name: str, version: str, *, batched: bool) -> None:
+        """`batched`: tensors have a batch dimension. Raises ConfigError when the model can't be loaded."""
         _log_through_triton()
         self._engine: Engine = load_engine(config)
         self._metrics = Metrics(lambda: self._engine.stats, {"model": name, "version": version})
         self._replies: dict[Reply, Generation | None] = {}  # all that have had no final response
+        self._batched = batched
         self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)  # notified when the last reply is forgotten
         self._ready: queue.SimpleQueue[tuple[Reply, Generation] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._threads = [
@@ -61,7 +63,7 @@ class Adapter:
             return None if found is None else found.as_numpy()
 
         wanted = read_request(tensor, request.parameters(), self._engine.tokenizer)
-        reply = Reply(sender, wanted, self._engine.tokenizer)
+        reply = Reply(sender, wanted, self._engine.tokenizer, batched=self._batched)
         with self._lock:
             self._replies[reply] = None
         try:
@@ -106,6 +108,13 @@ class Adapter:
     def _forget(self, reply: Reply) -> None:
         with self._lock:
             self._replies.pop(reply, None)
+            if not self._replies:
+                self._idle.notify_all()
+
+    def wait_until_idle(self) -> None:
+        """Until every request that was accepted has had its final response."""
+        with self._lock:
+            self._idle.wait_for(lambda: not self._replies)
 
     @property
     def is_healthy(self) -> bool:

@@ -28,18 +28,29 @@ class TritonPythonModel:
                 "start Triton without --disable-auto-complete-config"
             )
         directory = Path(args["model_repository"])
+        max_batch_size = json.loads(args["model_config"])["max_batch_size"]
+        self._to_completion = max_batch_size > 0
         try:
             config = EngineConfig.from_file(directory / args["model_version"] / "model.json")
             config = config.resolved(directory.parent)
+            if max_batch_size > config.max_num_seqs:
+                raise ConfigError(
+                    f"max_batch_size is {max_batch_size} in config.pbtxt; allowed: at most the {config.max_num_seqs} "
+                    "seats of max_num_seqs in model.json"
+                )
             from adapter import Adapter  # only now: it takes torch and seconds
 
-            self._adapter = Adapter(config, args["model_name"], args["model_version"])
+            self._adapter = Adapter(config, args["model_name"], args["model_version"], batched=self._to_completion)
         except ConfigError as error:
             raise pb_utils.TritonModelException(str(error)) from error
 
     def execute(self, requests: list[Any]) -> None:
+        """Takes requests in. With a batch size, Triton makes the batches, and gets to send the next one only when the
+        longest answer of this one is done: what comes meanwhile is Triton's queue to hold, limit and time out."""
         for request in requests:
             self._adapter.accept(request)
+        if self._to_completion:
+            self._adapter.wait_until_idle()
 
     def is_ready(self) -> bool:
         """Asked by Triton from 26.03 on; before that a failed engine answers every request with an error."""

@@ -28,10 +28,12 @@ class Reply:
     would end the whole server with a segmentation fault (seen on 2.51.0).
     """
 
-    def __init__(self, sender: Any, request: Request, tokenizer: Tokenizer) -> None:
+    def __init__(self, sender: Any, request: Request, tokenizer: Tokenizer, *, batched: bool) -> None:
+        """`batched`: tensors go out as [1, n] instead of [n]."""
         self._sender = sender
         self._request = request
         self._tokenizer = tokenizer
+        self._batched = batched
         self._text = request.prefix
         self._tokens: list[Sampled] = []
         self._cumulative_logprob = 0.0
@@ -67,18 +69,18 @@ class Reply:
     def _tensors(self, delta: Delta) -> list[Any]:
         returns = self._request.returns
         self._cumulative_logprob += sum(token.logprob or 0.0 for token in self._tokens)
-        tensors = [_strings("text_output", self._text)]
+        values = {"text_output": _string(self._text)}
         if "finish_reason" in returns:
-            tensors.append(_strings("finish_reason", delta.finish_reason or "None"))
+            values["finish_reason"] = _string(delta.finish_reason or "None")
         if "cumulative_logprob" in returns:
-            tensors.append(pb_utils.Tensor("cumulative_logprob", np.array([self._cumulative_logprob], np.float32)))
+            values["cumulative_logprob"] = np.array([self._cumulative_logprob], np.float32)
         if "logprobs" in returns:
-            tensors.append(_strings("logprobs", json.dumps(self._logprobs())))
+            values["logprobs"] = _string(json.dumps(self._logprobs()))
         if "num_input_tokens" in returns:
-            tensors.append(pb_utils.Tensor("num_input_tokens", np.array([len(self._request.prompt)], np.uint32)))
+            values["num_input_tokens"] = np.array([len(self._request.prompt)], np.uint32)
         if "num_output_tokens" in returns:
-            tensors.append(pb_utils.Tensor("num_output_tokens", np.array([len(self._tokens)], np.uint32)))
-        return tensors
+            values["num_output_tokens"] = np.array([len(self._tokens)], np.uint32)
+        return [pb_utils.Tensor(name, value[None] if self._batched else value) for name, value in values.items()]
 
     def _logprobs(self) -> list[dict[int, dict[str, Any]]] | None:
         """For each new token: itself and the likeliest ones, by token id."""
@@ -112,5 +114,5 @@ def _final() -> int:
     return flag
 
 
-def _strings(name: str, text: str) -> Any:
-    return pb_utils.Tensor(name, np.array([text.encode("utf-8")], dtype=np.object_))
+def _string(text: str) -> np.ndarray:
+    return np.array([text.encode("utf-8")], dtype=np.object_)

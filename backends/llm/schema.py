@@ -43,5 +43,6 @@ def complete(config: Any) -> Any:
         if name not in outputs:
             config.add_output({"name": name, "data_type": data_type, "dims": dims})
     config.set_model_transaction_policy({"decoupled": True})
-    config.set_max_batch_size(0)
+    # Unlike an optional tensor, a batch dimension is part of a request's shape, so it is the model's owner who decides.
+    config.set_max_batch_size(present["max_batch_size"])
     return config

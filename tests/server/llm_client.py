@@ -70,12 +70,16 @@ class Stream:
         response = result.get_response()
         self.answer.finals += response.parameters["triton_final_response"].bool_param
         if response.outputs:
-            outputs = {output.name: result.as_numpy(output.name)[0] for output in response.outputs}
+            outputs = {output.name: result.as_numpy(output.name).reshape(-1)[0] for output in response.outputs}
             self.answer.outputs.append(outputs)
             self.answer.chunks.append(outputs["text_output"].decode())
 
 
-def inputs(text: str | None, *, sampling: dict[str, Any] | None = None, **tensors: Any) -> list[grpc.InferInput]:
+def inputs(
+    text: str | None, *, sampling: dict[str, Any] | None = None, batched: bool = False, **tensors: Any
+) -> list[grpc.InferInput]:
+    """`batched`: with the batch dimension of a model that has a max_batch_size."""
+    shape = [1, 1] if batched else [1]
     strings: dict[str, str | bytes | None] = {"text_input": text}
     if sampling is not None:
         strings["sampling_parameters"] = json.dumps(sampling)
@@ -84,12 +88,12 @@ def inputs(text: str | None, *, sampling: dict[str, Any] | None = None, **tensor
     for name, value in strings.items():
         if value is not None:
             data = value if isinstance(value, bytes) else value.encode()
-            made.append(grpc.InferInput(name, [1], "BYTES"))
-            made[-1].set_data_from_numpy(np.array([data], dtype=np.object_))
+            made.append(grpc.InferInput(name, shape, "BYTES"))
+            made[-1].set_data_from_numpy(np.array([data], dtype=np.object_).reshape(shape))
     for name, value in tensors.items():
         if isinstance(value, bool):
-            made.append(grpc.InferInput(name, [1], "BOOL"))
-            made[-1].set_data_from_numpy(np.array([value]))
+            made.append(grpc.InferInput(name, shape, "BOOL"))
+            made[-1].set_data_from_numpy(np.array([value]).reshape(shape))
     return made
 
 

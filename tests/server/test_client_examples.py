@@ -39,8 +39,8 @@ def address(server: TritonServer, name: str) -> str:
 
 
 def test_every_example_is_tested() -> None:
-    pictures = ["txt2img.py", "txt2img_async.py"]  # by test_sdxl.py
-    assert sorted([*EXAMPLES, *pictures]) == sorted(path.name for path in (ROOT / "client_examples").glob("*.py"))
+    others = ["batch_corpus.py", "txt2img.py", "txt2img_async.py"]  # by test_batch_corpus.py and test_sdxl.py
+    assert sorted([*EXAMPLES, *others]) == sorted(path.name for path in (ROOT / "client_examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("name", ["stream_grpc.py", "stream_http.py"])

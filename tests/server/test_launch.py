@@ -68,13 +68,18 @@ def test_the_last_of_several_values_counts() -> None:
     assert launch.values(["--http-port=1", "--http-port", "2", "--http-port=3"], "--http-port") == ["1", "2", "3"]
 
 
-def test_a_model_whose_weights_are_not_there_is_left_out_and_named(
-    repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    directories = launch.model_directories([repository])
-    assert launch.with_weights(directories) is None, "the weights that we fetch count as there, as do hub ids"
-    (repository / "sdxl" / "1" / "model.json").write_text('{"model": "../models/tiny"}')
-    assert launch.with_weights(directories) == ["llm", "llm_other"]
-    assert capsys.readouterr().err == f"sdxl is left out: {repository.parent / 'models' / 'tiny'} is not there.\n"
-    (repository.parent / "models" / "tiny").mkdir(parents=True)
-    assert launch.with_weights(directories) is None
+def test_of_our_own_repository_the_products_are_loaded_or_all() -> None:
+    def loads(*args: str) -> set[str]:
+        models, rest = launch.split_models(list(args))
+        return {flag.partition("=")[2] for flag in launch.command_line(HOME, models, rest)[0] if "--load-model" in flag}
+
+    assert loads() == {"llm", "sdxl"}
+    assert loads("--models", "llm_static") == {"llm_static"}
+    assert loads("--models=all") == {path.parent.name for path in launch.ROOT.glob("model_repository/*/config.pbtxt")}
+    assert loads("--model-control-mode=poll") == set(), "then it is the user who decides"
+
+
+def test_of_another_repository_all_models_are_loaded(repository: Path) -> None:
+    command, directories = launch.command_line(HOME, None, [f"--model-repository={repository}"])
+    assert not any("--load-model" in flag for flag in command)
+    assert len(directories) == 3
