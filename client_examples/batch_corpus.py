@@ -97,9 +97,9 @@ def tensors(job: Job, batched: bool) -> list[triton.InferInput]:
     values |= {"text_input": job.prompt} if job.prompt is not None else {"messages": json.dumps(job.messages)}
     made = []
     for name, value in values.items():
-        is_text = isinstance(value, str)
-        array = np.array([value.encode() if is_text else value], dtype=np.object_ if is_text else np.bool_)
-        made.append(triton.InferInput(name, [1, 1] if batched else [1], "BYTES" if is_text else "BOOL"))
+        text = value.encode() if isinstance(value, str) else None
+        array = np.array([value], dtype=np.bool_) if text is None else np.array([text], dtype=np.object_)
+        made.append(triton.InferInput(name, [1, 1] if batched else [1], "BOOL" if text is None else "BYTES"))
         made[-1].set_data_from_numpy(array[None] if batched else array)
     return made
 

@@ -6,11 +6,14 @@ so that at least the arguments it gets are right.
 
 import math
 import random
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engine.attention import Attention, AttentionBatch, KVCache
+from engine.attention import Attention, AttentionBatch, KVCache, attention_for
+from engine.attention.native import NativeAttention, kernel
 from engine.attention.reference import ReferenceAttention
 from engine.attention.varlen import VarlenAttention
 from torch.nn.attention import varlen
@@ -131,6 +134,18 @@ class Case:
         return torch.stack(rows)
 
 
+def native() -> NativeAttention:
+    library = kernel()
+    if library is None:
+        pytest.skip("no C++ compiler")
+    return NativeAttention(library)
+
+
+IMPLEMENTATIONS: dict[str, Callable[[], Any]] = {
+    "torch": ReferenceAttention,
+    "native": native,
+    "cuda": lambda: VarlenAttention(CPU),
+}
 BATCHES = {
     "one_decode": ([1], [13]),
     "first_token": ([1], [1]),
@@ -145,21 +160,70 @@ BATCHES = {
 @pytest.mark.parametrize("window", [None, 1, 3, 8, 100])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1)])
 @pytest.mark.parametrize("name", BATCHES)
-@pytest.mark.parametrize("device", ["cpu", "cpu_softcap", "cuda"])
+@pytest.mark.parametrize("device", ["torch", "torch_softcap", "native", "native_softcap", "cuda"])
 def test_every_query_sees_its_own_past_and_nothing_else(
     device: str, name: str, heads: int, kv_heads: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(varlen, "varlen_attn", stand_in)
-    attention: Any = VarlenAttention(CPU) if device == "cuda" else ReferenceAttention()
-    softcap = 0.7 if device == "cpu_softcap" else None
+    attention = IMPLEMENTATIONS[device.partition("_")[0]]()
+    softcap = 0.7 if device.endswith("softcap") else None
     case = Case(*BATCHES[name], heads=heads, kv_heads=kv_heads)
     result = case.by(attention, 0.4, window, softcap)
     torch.testing.assert_close(result, case.oracle(0.4, window, softcap), rtol=1e-5, atol=1e-5)
 
 
-def test_a_plan_serves_layers_with_and_without_a_window() -> None:
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_the_kernel_computes_what_plain_torch_computes(head_dim: int) -> None:
+    torch.manual_seed(0)
+    blocks = torch.randperm(60).tolist()
+    lens = [1, 300, 511, 16]
+    tables = [[blocks.pop() for _ in range(-(-length // 32))] for length in lens]
+    batch = AttentionBatch([1] * 4, lens, tables, torch.zeros(4, dtype=torch.int64), 32)
+    keys, values = torch.randn(2, 60, 32, 3, head_dim)
+    query = 10 * torch.randn(4, 15, head_dim)[:, :9]  # sharp, and not contiguous, as a slice of a larger product is
+    results = [
+        attention.attend(query, keys, values, attention.plan(batch), head_dim**-0.5, None, None)
+        for attention in (native(), ReferenceAttention())
+    ]
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+
+
+def test_the_kernel_does_not_hide_a_broken_sequence() -> None:
+    case = Case([1, 1], [9, 33], heads=4, kv_heads=2)
+    case.query[1, 2] = float("nan")
+    result = case.by(native(), 0.4, None, None)
+    assert result[1, 2].isnan().all()
+    assert result[0].isfinite().all()
+
+
+def test_without_a_compiler_plain_torch_is_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with caplog.at_level("INFO"):
+        monkeypatch.setattr("engine.attention.native.kernel", kernel.__wrapped__)
+        assert type(attention_for(CPU, torch.float32)) is ReferenceAttention
+    assert "no C++ compiler" in caplog.text
+
+
+def test_a_compiler_that_fails_is_named_and_plain_torch_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", "false")
+    monkeypatch.setattr("engine.attention.native.kernel", kernel.__wrapped__)
+    assert type(attention_for(CPU, torch.float32)) is ReferenceAttention
+    assert "could not be compiled" in caplog.text
+
+
+def test_the_kernel_is_for_single_precision() -> None:
+    assert type(attention_for(CPU, torch.bfloat16)) is ReferenceAttention
+
+
+@pytest.mark.parametrize("attention", ["torch", "native"])
+def test_a_plan_serves_layers_with_and_without_a_window(attention: Any) -> None:
     case = Case(*BATCHES["mixed"], heads=4, kv_heads=2)
-    attention = ReferenceAttention()
+    attention = IMPLEMENTATIONS[attention]()
     plan = attention.plan(case.batch)
     for window in (3, None, 5, 3):
         result = attention.attend(case.query, case.cache.keys[0], case.cache.values[0], plan, 1.0, window, None)

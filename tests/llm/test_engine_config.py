@@ -18,6 +18,8 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     values = {
         "model": "some/where",
         "dtype": "bfloat16",
+        "quantization": "int8",
+        "decoder": "fused",
         "device": "cuda:1",
         "max_num_seqs": 8,
         "max_num_batched_tokens": 8,
@@ -38,6 +40,8 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     ("name", "value", "allowed"),
     [
         ("model", "", "a folder, a .gguf file or a hub id"),
+        ("quantization", "int4", "one of none, int8"),
+        ("decoder", "ours", "one of auto, fused, transformers"),
         ("dtype", "int8", "one of auto, float32, bfloat16, float16"),
         ("device", "tpu", "auto, cpu, cuda or cuda:N"),
         ("device", "cpu:0", "auto, cpu, cuda or cuda:N"),

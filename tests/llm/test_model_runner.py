@@ -1,14 +1,17 @@
 """One pass over the weights: one bad row harms no other, and what it leaves behind harms nobody later."""
 
+import copy
 from collections.abc import Iterator
 
 import pytest
 import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.llama import Llama
 from engine.model_runner import ModelRunner, StepOutput
 from engine.sampling_params import SamplingParams
 from engine.sequence import FinishReason, Sequence
+from engine.transformers_model import TransformersModel
 
 from tests.llm.tiny_models import Setting, expected, output_of, paged_model
 
@@ -101,3 +104,43 @@ def test_a_memory_fraction_pays_for_blocks_of_the_models_size(monkeypatch: pytes
     config = EngineConfig(model="llama", block_size=4, memory_fraction=0.0001, max_num_seqs=64)
     with pytest.raises(ConfigError, match=r"memory_fraction is 0\.0001: too little"):
         ModelRunner(paged_model("llama"), config, frozenset())
+
+
+class TestDecoder:
+    def test_is_ours_where_it_fits(self) -> None:
+        config = EngineConfig(model="m", num_kv_blocks=8)
+        assert type(ModelRunner(paged_model("llama"), config, frozenset()).decoder) is Llama
+        assert type(ModelRunner(paged_model("qwen3"), config, frozenset()).decoder) is TransformersModel
+
+    @pytest.mark.parametrize(
+        ("setting", "complaint"),
+        [
+            ({"decoder": "fused"}, "decoder is 'fused', but the model is a Qwen3ForCausalLM"),
+            ({"quantization": "int8"}, "quantization is 'int8', but a Qwen3ForCausalLM is run by transformers"),
+        ],
+    )
+    def test_says_what_it_can_not_do(self, setting: dict[str, str], complaint: str) -> None:
+        config = EngineConfig(model="m", num_kv_blocks=8, **setting)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=complaint):
+            ModelRunner(paged_model("qwen3"), config, frozenset())
+
+    def test_rotary_embeddings_that_grow_with_the_text_are_left_to_transformers(self) -> None:
+        model = copy.copy(paged_model("llama"))
+        model.config = copy.deepcopy(model.config)
+        model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+        assert not Llama.fits(model)
+
+    def test_eight_bits_change_no_answer_with_the_company(self) -> None:
+        """Integers add up to the same in any order, so this holds to the bit, not only nearly."""
+        prompts = [list(range(10, 10 + length)) for length in (3, 9, 17, 30)]
+
+        def answers(together: bool) -> list[list[int]]:
+            sequences = [
+                Sequence(prompt, SamplingParams(temperature=0, max_tokens=20, logprobs=0), 0) for prompt in prompts
+            ]
+            groups = [sequences] if together else [[sequence] for sequence in sequences]
+            for group in groups:
+                Setting(quantization="int8").run([(number, sequence) for number, sequence in enumerate(group)])
+            return [sequence.tokens for sequence in sequences]
+
+        assert answers(together=True) == answers(together=False)

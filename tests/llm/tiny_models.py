@@ -9,9 +9,10 @@ import torch
 import transformers
 from engine.block_pool import BlockPool
 from engine.config import EngineConfig
-from engine.model_runner import ATTENTION_NAME, ModelRunner
+from engine.model_runner import ModelRunner
 from engine.scheduler import Limits, Scheduler
 from engine.sequence import Sequence
+from engine.transformers_model import ATTENTION_NAME
 
 VOCABULARY = 192
 WINDOW = 9  # sliding window, tokens; far less than the contexts of the tests
@@ -37,8 +38,14 @@ _TWO_WINDOWS = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "
 
 def _config(name: str) -> Any:
     match name:
-        case "llama":
+        case "llama" | "llama_transformers":
             return transformers.LlamaConfig(**_SHAPE)
+        case "llama_biased":
+            return transformers.LlamaConfig(**_SHAPE, attention_bias=True, mlp_bias=True)
+        case "llama3":
+            rope = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0}
+            rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+            return transformers.LlamaConfig(**_SHAPE | {"tie_word_embeddings": True}, rope_parameters=rope)
         case "mistral":
             return transformers.MistralConfig(**_SHAPE, sliding_window=WINDOW)
         case "qwen2":
@@ -53,7 +60,8 @@ def _config(name: str) -> Any:
     raise ValueError(name)
 
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")
+FUSED = ("llama", "llama_biased", "llama3")  # those with a decoder of our own
+FAMILIES = (*FUSED, "llama_transformers", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")
 
 
 @functools.cache
@@ -63,6 +71,9 @@ def reference_model(name: str) -> Any:
     # sdpa has no soft cap
     how = "eager" if name == "gemma2" else "sdpa"
     model = transformers.AutoModelForCausalLM.from_config(_config(name), attn_implementation=how, dtype=torch.float32)
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith("bias"):  # zero, as they begin, they would not be missed
+            torch.nn.init.normal_(parameter, std=0.3)
     return model.eval()
 
 
@@ -99,6 +110,7 @@ class Setting:
     block_size: int = 4
     prefix_caching: bool = True
     eos_token_ids: frozenset[int] = frozenset()
+    quantization: str = "none"
 
     def __post_init__(self) -> None:
         config = EngineConfig(
@@ -106,6 +118,8 @@ class Setting:
             max_num_seqs=self.seats,
             max_num_batched_tokens=self.budget,
             block_size=self.block_size,
+            quantization=self.quantization,
+            decoder="fused" if self.family in FUSED else "transformers",
             num_kv_blocks=self.num_blocks,
         )
         self.runner = ModelRunner(paged_model(self.family), config, self.eos_token_ids)

@@ -33,9 +33,10 @@ def batches(server: TritonServer, mode: str) -> tuple[int, int]:
             stats = client.get_inference_statistics(mode, as_json=True)["model_stats"][0]
             return int(stats.get("inference_count", 0)), int(stats.get("execution_count", 0))
 
-        before = counts()
-        while time.sleep(0.3) or (now := counts()) != before:
-            before = now
+        now, before = counts(), (-1, -1)
+        while now != before:
+            time.sleep(0.3)
+            now, before = counts(), now
         return now
 
 
@@ -136,7 +137,7 @@ class TestDynamic:
             made = Batches(server, "llm_dynamic")
             streams = []
             for number in range(8):
-                more = {"return_finish_reason": True} if mixed and number % 2 else {}
+                more: dict[str, Any] = {"return_finish_reason": True} if mixed and number % 2 else {}
                 streams.append(start(server, "llm_dynamic", 2, **more))
             for stream in [blocker, *streams]:
                 stream.wait()

@@ -13,6 +13,8 @@ from engine.errors import ConfigError
 # What json.loads raises: ValueError for bad syntax and integers too long, RecursionError for lists in lists in lists.
 NOT_JSON = (ValueError, RecursionError)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "int8")
+DECODERS = ("auto", "fused", "transformers")
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class EngineConfig:
 
     model: str  # folder, .gguf file or hub id; relative paths start at the model repository
     dtype: str = "auto"  # auto: float32 on a CPU, bfloat16 on CUDA
+    quantization: str = "none"  # none, or int8: weights and activations in 8 bits, on x86 CPUs
+    decoder: str = "auto"  # auto: fused where it knows the architecture, else transformers' own
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     max_num_seqs: int = 64  # seats: sequences that run at the same time
     max_num_batched_tokens: int = 512  # tokens of one step, decodes and prefill chunks together
@@ -35,6 +39,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         self._require("model", bool(self.model), "a folder, a .gguf file or a hub id")
         self._require("dtype", self.dtype in DTYPES, f"one of {', '.join(DTYPES)}")
+        allowed = f"one of {', '.join(QUANTIZATIONS)}"
+        self._require("quantization", self.quantization in QUANTIZATIONS, allowed)
+        self._require("decoder", self.decoder in DECODERS, f"one of {', '.join(DECODERS)}")
         device, _, index = self.device.partition(":")
         known = device in ("auto", "cpu", "cuda") and (not index or (device == "cuda" and index.isdigit()))
         self._require("device", known and not self.device.endswith(":"), "auto, cpu, cuda or cuda:N")

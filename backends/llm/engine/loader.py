@@ -13,9 +13,10 @@ from engine.block_pool import BlockPool
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
-from engine.model_runner import ATTENTION_NAME, ModelRunner
+from engine.model_runner import ModelRunner
 from engine.scheduler import Limits, Scheduler
 from engine.tokenizer import Tokenizer
+from engine.transformers_model import ATTENTION_NAME
 
 log = logging.getLogger(__name__)
 
@@ -27,13 +28,7 @@ def load_engine(config: EngineConfig) -> Engine:
     dtype = _dtype(config, device)
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
-    source = config.model
-    if source.endswith(".gguf"):
-        try:
-            source = str(gguf_file.as_folder(Path(source), dtype))
-        except Exception as error:  # a broken file breaks its readers in many ways
-            raise ConfigError(f"model {source!r} can't be loaded: {error}") from error
-    model, tokenizer = load_model(source, dtype, device)
+    model, tokenizer = load_model(weights_folder(config, dtype), dtype, device)
     runner = ModelRunner(model, config, tokenizer.eos_token_ids)
     trained_for = model.config.get_text_config().max_position_embeddings
     if config.max_model_len and config.max_model_len > trained_for:
@@ -50,6 +45,16 @@ def load_engine(config: EngineConfig) -> Engine:
     log.info("loaded %s on %s in %s in %.1f s", config.model, device, dtype, seconds)
     log.info("%d KV blocks of %d tokens, %d seats", pool.num_blocks, pool.block_size, limits.max_num_seqs)
     return Engine(runner, tokenizer, scheduler, max_queue_size=config.max_queue_size)
+
+
+def weights_folder(config: EngineConfig, dtype: torch.dtype) -> str:
+    """The model's own name, or for a GGUF file the transformers folder that it was converted to."""
+    if not config.model.endswith(".gguf"):
+        return config.model
+    try:
+        return str(gguf_file.as_folder(Path(config.model), dtype))
+    except Exception as error:  # a broken file breaks its readers in many ways
+        raise ConfigError(f"model {config.model!r} can't be loaded: {error}") from error
 
 
 def load_model(source: str, dtype: torch.dtype, device: torch.device) -> tuple[Any, Tokenizer]:

@@ -1,19 +1,18 @@
 """One pass over the weights for all tokens of a step. The only file of the engine that touches the device."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from transformers.modeling_utils import AttentionInterface
 
-from engine.attention import Attention, AttentionBatch, KVCache, attention_for
+from engine.attention import AttentionBatch, KVCache, PagedAttention, attention_for
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.llama import Llama
 from engine.sampler import Sampled, sample
 from engine.scheduler import Step
 from engine.sequence import Sequence
-
-ATTENTION_NAME = "triton_batching_paged"  # as transformers knows it
+from engine.transformers_model import TransformersModel
 
 
 @dataclass(frozen=True)
@@ -22,46 +21,34 @@ class StepOutput:
     failed: dict[Sequence, str] = field(default_factory=dict)  # this sequence alone failed, and why
 
 
-@dataclass(frozen=True)
-class _Paged:
-    """Travels through the transformers model to every attention layer."""
-
-    cache: KVCache
-    slots: torch.Tensor
-    attention: Attention
-    plan: Any
+class Decoder(Protocol):
+    def logits(
+        self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, attention: PagedAttention
+    ) -> torch.Tensor:
+        """tokens, positions [T]; the logits [R, vocabulary] of `rows` [R] among them."""
 
 
-def _paged_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    scaling: float,
-    paged: _Paged,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: query [1, H, T, D], key and value [1, H_kv, T, D] -> [1, T, H, D]."""
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    paged.cache.write(layer, paged.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    keys, values = paged.cache.keys[layer], paged.cache.values[layer]
-    packed = query[0].transpose(0, 1)
-    out = paged.attention.attend(packed, keys, values, paged.plan, scaling, sliding_window, softcap)
-    return out[None], None
-
-
-AttentionInterface.register(ATTENTION_NAME, _paged_attention)
+def decoder_for(model: Any, config: EngineConfig) -> Decoder:
+    """Ours where the architecture is one that it knows, transformers' own otherwise."""
+    if config.decoder != "transformers" and Llama.fits(model):
+        return Llama(model, config.quantization)
+    name = type(model).__name__
+    if config.decoder == "fused":
+        raise ConfigError(f"decoder is 'fused', but the model is a {name}; allowed: 'auto' or 'transformers'")
+    if config.quantization != "none":
+        raise ConfigError(
+            f"quantization is {config.quantization!r}, but a {name} is run by transformers' decoder; allowed: 'none'"
+        )
+    return TransformersModel(model)
 
 
 class ModelRunner:
-    """A transformers causal LM whose attention is ours, its KV cache, and the sampler."""
+    """A decoder, its KV cache, and the sampler."""
 
     def __init__(self, model: Any, config: EngineConfig, eos_token_ids: frozenset[int]) -> None:
-        self.model = model
+        """`model`: a transformers causal LM."""
+        self.decoder = decoder_for(model, config)
+        self._dtype: torch.dtype = model.dtype
         self.eos_token_ids = eos_token_ids
         self.device: torch.device = model.device
         self.block_size = config.block_size or (256 if self.device.type == "cuda" else 16)
@@ -70,18 +57,16 @@ class ModelRunner:
         self._kv_heads = getattr(text, "num_key_value_heads", None) or heads
         self._head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
         self._num_layers = text.num_hidden_layers
-        self.num_blocks = config.num_kv_blocks or self._affordable_blocks(config)
+        self.num_blocks = config.num_kv_blocks or self._affordable_blocks(config, text.max_position_embeddings)
         self.cache = KVCache.allocate(
-            self._num_layers, self.num_blocks, self.block_size, self._kv_heads, self._head_dim, model.dtype, self.device
+            self._num_layers, self.num_blocks, self.block_size, self._kv_heads, self._head_dim, self._dtype, self.device
         )
-        self.attention = attention_for(self.device)
+        self.attention = attention_for(self.device, self._dtype)
         self.vocab_size: int = text.vocab_size
 
-    def _affordable_blocks(self, config: EngineConfig) -> int:
+    def _affordable_blocks(self, config: EngineConfig, trained_for: int) -> int:
         """As many blocks as the memory fraction pays for, and no more than all seats can fill."""
-        block_bytes = (
-            2 * self._num_layers * self.block_size * self._kv_heads * self._head_dim * self.model.dtype.itemsize
-        )
+        block_bytes = 2 * self._num_layers * self.block_size * self._kv_heads * self._head_dim * self._dtype.itemsize
         if self.device.type == "cuda":
             free = torch.cuda.mem_get_info(self.device)[0]
             fraction = config.memory_fraction or 0.9
@@ -89,7 +74,7 @@ class ModelRunner:
             free = _available_memory()
             fraction = config.memory_fraction or 0.1
         paid = int(free * fraction) // block_bytes
-        length = config.max_model_len or self.model.config.get_text_config().max_position_embeddings
+        length = config.max_model_len or trained_for
         usable = config.max_num_seqs * -(-length // self.block_size)
         if paid < 1:
             wanted = f"{block_bytes:,} bytes for one KV block, {free:,} are free"
@@ -124,20 +109,14 @@ class ModelRunner:
         # NaN that a failed request left in a block's masked slots would reach whoever holds it next.
         if fresh := [slot // size for slot in slots if slot % size == 0]:
             self.cache.clear(self._on_device(fresh))
-        paged = _Paged(self.cache, batch.slots, self.attention, self.attention.plan(batch))
+        attention = PagedAttention(self.cache, batch.slots, self.attention, self.attention.plan(batch))
         # At least one row: slicing with nothing would mean all of them to some models.
         rows = self._on_device(last_rows or [len(tokens) - 1])
-        output = self.model(
-            input_ids=self._on_device(tokens)[None],
-            position_ids=self._on_device(positions)[None],
-            use_cache=False,
-            logits_to_keep=rows,
-            paged=paged,
-        )
+        logits = self.decoder.logits(self._on_device(tokens), self._on_device(positions), rows, attention)
         if not sampling:
             return StepOutput()
         result = StepOutput()
-        for sequence, one in zip(sampling, sample(output.logits[0], sampling, self.eos_token_ids), strict=True):
+        for sequence, one in zip(sampling, sample(logits, sampling, self.eos_token_ids), strict=True):
             if one is None:
                 result.failed[sequence] = "the model computed NaN or infinite logits"
             else:

@@ -90,11 +90,41 @@ class KVCache:
         self.values[layer].flatten(0, 1).index_copy_(0, slots, value)
 
 
-def attention_for(device: torch.device) -> Attention:
+@dataclass(frozen=True)
+class PagedAttention:
+    """The attention of one step, as a model's layers see it."""
+
+    cache: KVCache
+    slots: torch.Tensor  # [T]
+    attention: Attention
+    plan: Any
+
+    def __call__(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """Stores key and value [T, H_kv, D], then attends with query [T, H, D]. Returns [T, H, D]."""
+        self.cache.write(layer, self.slots, key, value)
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        return self.attention.attend(query, keys, values, self.plan, scale, window, softcap)
+
+
+def attention_for(device: torch.device, dtype: torch.dtype) -> Attention:
     if device.type == "cuda":
         from engine.attention.varlen import VarlenAttention
 
         return VarlenAttention(device)
+    if dtype == torch.float32:
+        from engine.attention.native import NativeAttention, kernel
+
+        if library := kernel():
+            return NativeAttention(library)
     from engine.attention.reference import ReferenceAttention
 
     return ReferenceAttention()

@@ -1,5 +1,6 @@
-"""Paged attention in plain torch, for any device: the CPU's implementation and the others' yardstick."""
+"""Paged attention in plain torch, for any device: the others' yardstick, and what a CPU falls back on."""
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -39,19 +40,29 @@ class Group:
 
 
 class ReferenceAttention:
+    def __init__(self) -> None:
+        # Gathered keys and values, for one layer after the other. Fresh memory for each would cost far more than the
+        # copying: what is this large comes from the kernel, page by page.
+        self._gathered = [torch.empty(0), torch.empty(0)]
+
     def plan(self, batch: AttentionBatch) -> list[Group]:
         device = batch.slots.device
         decodes: dict[int, list[int]] = {}
-        groups = []
-        row = 0
-        for index, (queries, context) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
-            if queries == 1:
-                decodes.setdefault((context - 1).bit_length(), []).append(index)
-            else:
-                groups.append(_group(batch, [index], slice(row, row + queries), device))
-            row += queries
-        for indices in decodes.values():  # one-token entries come first: a sequence's place is its row
-            groups.append(_group(batch, indices, torch.tensor(indices, device=device), device))
+        count = sum(queries == 1 for queries in batch.query_lens)
+        for index in range(count):  # one-token entries come first: a sequence's place is its row
+            decodes.setdefault((batch.context_lens[index] - 1).bit_length(), []).append(index)
+        together = [
+            _group(batch, indices, torch.tensor(indices, device=device), device) for indices in decodes.values()
+        ]
+        return together + self.chunks(batch, count)
+
+    def chunks(self, batch: AttentionBatch, first: int) -> list[Group]:
+        """The prompts' chunks: all sequences from the `first` on."""
+        groups, row = [], first
+        for index in range(first, len(batch.query_lens)):
+            end = row + batch.query_lens[index]
+            groups.append(_group(batch, [index], slice(row, end), batch.slots.device))
+            row = end
         return groups
 
     def attend(
@@ -64,12 +75,26 @@ class ReferenceAttention:
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        out = torch.empty_like(query)
-        for group in plan:
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        self.attend_groups(out, query, keys, values, plan, scale, window, softcap)
+        return out
+
+    def attend_groups(
+        self,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        groups: list[Group],
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> None:
+        """As `attend`, into the groups' rows of `out`."""
+        for group in groups:
             size = len(group.context_lens)
             q = query[group.rows].unflatten(0, (size, group.num_queries)).transpose(1, 2)  # [B, H, Q, D]
-            k = _gather(keys, group, size)
-            v = _gather(values, group, size)
+            k, v = (self._gather(which, cache, group, size) for which, cache in enumerate((keys, values)))
             mask = group.mask(window, query.dtype)
             # Queries that share a KV head stand beside one another as further queries, so that K and V are read once.
             heads, kv_heads = q.shape[1], k.shape[1]
@@ -84,7 +109,16 @@ class ReferenceAttention:
                 result = torch.matmul(torch.softmax((scores + mask).float(), dim=-1).to(q.dtype), v)
             result = result.reshape(size, heads, group.num_queries, -1)
             out[group.rows] = result.transpose(1, 2).flatten(0, 1)
-        return out
+
+    def _gather(self, which: int, cache: torch.Tensor, group: Group, size: int) -> torch.Tensor:
+        """[B, H_kv, L, D] out of a layer's cache. Good until the next call for keys, or for values."""
+        shape = (len(group.blocks), *cache.shape[1:])
+        needed = math.prod(shape)
+        buffer = self._gathered[which]
+        if buffer.numel() < needed or buffer.dtype != cache.dtype or buffer.device != cache.device:
+            buffer = self._gathered[which] = torch.empty(needed, dtype=cache.dtype, device=cache.device)
+        found = torch.index_select(cache, 0, group.blocks, out=buffer[:needed].view(shape))
+        return found.view(size, group.length, *cache.shape[2:]).transpose(1, 2)
 
 
 def _group(batch: AttentionBatch, indices: list[int], rows: torch.Tensor | slice, device: torch.device) -> Group:
@@ -102,9 +136,3 @@ def _group(batch: AttentionBatch, indices: list[int], rows: torch.Tensor | slice
         num_queries=batch.query_lens[indices[0]],
         length=num_blocks * batch.block_size,
     )
-
-
-def _gather(cache: torch.Tensor, group: Group, size: int) -> torch.Tensor:
-    """[B, H_kv, L, D] out of a layer's cache."""
-    found = cache.index_select(0, group.blocks)
-    return found.view(size, group.length, *cache.shape[2:]).transpose(1, 2)
