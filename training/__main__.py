@@ -4,11 +4,14 @@ import argparse
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from training import evaluate, vae
-from training.diffusion import Denoiser, train_denoiser, training_set
+from training.diffusion import TrainingSet, build_unet, encode_scenes, train_unet
 from training.export import export
+from training.shapes import sample_scene
+from training.text import TextEncoders, tokenize, train_text
 from training.tokenizer import train_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,10 +32,11 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--vae-steps", type=int, default=800)
-    parser.add_argument("--denoiser-steps", type=int, default=4000)
-    parser.add_argument("--decoder-steps", type=int, default=300)
-    parser.add_argument("--scenes", type=int, default=12000, help="pictures that the denoiser sees")
+    parser.add_argument("--vae-steps", type=int, default=900)
+    parser.add_argument("--text-steps", type=int, default=1800)
+    parser.add_argument("--unet-steps", type=int, default=5400)
+    parser.add_argument("--decoder-steps", type=int, default=900)
+    parser.add_argument("--scenes", type=int, default=20000, help="captioned pictures to learn from")
     arguments = parser.parse_args()
 
     torch.set_num_threads(arguments.threads)
@@ -45,9 +49,15 @@ def main() -> None:
     vae.train_vae(autoencoder, work, arguments.vae_steps, seed)
     print(f"autoencoder: {vae.psnr(autoencoder, seed):.1f} dB", flush=True)
 
-    denoiser = Denoiser(tokenizer)
-    latents, tokens = training_set(autoencoder, tokenizer, work, arguments.scenes, seed)
-    train_denoiser(denoiser, latents, tokens, work, arguments.denoiser_steps, seed)
+    rng = np.random.default_rng([seed, 6])
+    scenes = [sample_scene(rng) for _ in range(arguments.scenes)]
+    encoders = TextEncoders(tokenizer)
+    train_text(encoders, tokenizer, scenes, work, arguments.text_steps, seed)
+
+    latents = encode_scenes(autoencoder, scenes, work)
+    unet = build_unet()
+    data = TrainingSet(latents, *encoders.encode(tokenize(tokenizer, scenes)))
+    train_unet(unet, data, work, arguments.unet_steps, seed)
 
     before = vae.psnr(autoencoder, seed, noise=0.1)
     vae.tune_decoder(autoencoder, work, arguments.decoder_steps, seed)
@@ -55,7 +65,7 @@ def main() -> None:
         f"decoder on noisy latents: {before:.1f} dB, tuned {vae.psnr(autoencoder, seed, noise=0.1):.1f} dB", flush=True
     )
 
-    export(arguments.output, autoencoder, denoiser, tokenizer)
+    export(arguments.output, autoencoder, encoders, unet, tokenizer)
     evaluate.run(arguments.output, arguments.sheet, seed)
 
 

@@ -87,7 +87,7 @@ def _placed(seen: list[Seen], scene: Scene) -> bool:
             return False
         thing = seen[0]
         nearest = min(ANCHORS, key=lambda name: (thing.x - ANCHORS[name][0]) ** 2 + (thing.y - ANCHORS[name][1]) ** 2)
-        size = "small" if thing.height <= 21 else "large" if thing.height >= 35 else ""
+        size = "large" if thing.height >= 35 else ""
         return (not scene.position or nearest == scene.position) and size == scene.size
     if scene.kind == "pair" and scene.relation != "and":
         where = {thing.colour: thing for thing in seen}

@@ -22,15 +22,15 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "black": (25, 25, 25),
 }
 SHAPES = ("circle", "square", "triangle", "star", "diamond", "cross")
-SIZES = {"small": (9.0, 10.0), "": (13.0, 15.0), "large": (20.0, 22.0)}  # radius in pixels
+SIZES = {"": (13.5, 15.0), "large": (21.0, 23.0)}  # radius in pixels
 ANCHORS: dict[str, tuple[int, int]] = {
     "top left": (16, 16), "top": (32, 16), "top right": (48, 16),
     "left": (16, 32), "centre": (32, 32), "right": (48, 32),
     "bottom left": (16, 48), "bottom": (32, 48), "bottom right": (48, 48),
 }  # fmt: skip
 RELATIONS = ("to the left of", "to the right of", "above", "below", "and")
-# Objects of one scene are this large and keep two latent pixels between each other: nearer ones fuse in a 16x16 latent.
-_GROUP_RADIUS = (10.0, 11.5)
+# Objects of one scene are this large and keep a latent pixel between each other: nearer ones fuse in a 16x16 latent.
+_GROUP_RADIUS = (12.0, 13.0)
 _GROUPS = {2: ((16, 32), (48, 32)), 3: ((32, 16), (16, 48), (48, 48))}
 
 Triple = tuple[str, str, str]  # shape, colour, background
@@ -95,24 +95,13 @@ def outline(shape: str) -> tuple[tuple[float, float], ...]:
     if shape == "circle":
         return tuple((math.cos(a), math.sin(a)) for a in np.linspace(0, 2 * math.pi, 48, endpoint=False))
     if shape == "star":
-        radii = [1.08 if i % 2 == 0 else 0.46 for i in range(10)]
+        radii = [1.08 if i % 2 == 0 else 0.4 for i in range(10)]
         return tuple((r * math.sin(i * math.pi / 5), -r * math.cos(i * math.pi / 5)) for i, r in enumerate(radii))
     if shape == "cross":
         a = 0.34
-        return (
-            (-a, -1),
-            (a, -1),
-            (a, -a),
-            (1, -a),
-            (1, a),
-            (a, a),
-            (a, 1),
-            (-a, 1),
-            (-a, a),
-            (-1, a),
-            (-1, -a),
-            (-a, -a),
-        )
+        arm = ((-a, -1.0), (a, -1.0), (a, -a))
+        quarters = ((1, 0, 0, 1), (0, -1, 1, 0), (-1, 0, 0, -1), (0, 1, -1, 0))
+        return tuple((p * x + q * y, r * x + s * y) for p, q, r, s in quarters for x, y in arm)
     return {
         "square": ((-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)),
         "triangle": ((0.0, -1.0), (1.0, 0.85), (-1.0, 0.85)),
@@ -138,12 +127,28 @@ def sample_scene(rng: np.random.Generator, held_out: bool = False) -> Scene:
             return scene
 
 
+def crowd(rng: np.random.Generator) -> Scene:
+    """Many objects anywhere, for an autoencoder: it learns from edges, and a captioned scene is mostly background."""
+    background = str(rng.choice(list(COLOURS)))
+    things = tuple(
+        Thing(
+            shape=str(rng.choice(SHAPES)),
+            colour=str(rng.choice(list(COLOURS))),
+            x=float(rng.uniform(6, SIZE - 6)),
+            y=float(rng.uniform(6, SIZE - 6)),
+            radius=float(rng.uniform(9, 18)),
+        )
+        for _ in range(6)
+    )
+    return Scene("crowd", background, things)
+
+
 def _sample_any(rng: np.random.Generator) -> Scene:
     kind = str(rng.choice(["single", "count", "pair"], p=[0.5, 0.2, 0.3]))
     background, colour, other = (str(c) for c in rng.permutation(list(COLOURS))[:3])
     shape = str(rng.choice(SHAPES))
     if kind == "single":
-        size = str(rng.choice(["small", "", "large"], p=[0.2, 0.65, 0.15]))
+        size = str(rng.choice(["", "large"], p=[0.8, 0.2]))
         position = "" if size == "large" or rng.random() < 0.35 else str(rng.choice(list(ANCHORS)))
         thing = _place(rng, shape, colour, ANCHORS[position or "centre"], SIZES[size], jitter=1.5 if position else 3.0)
         return Scene(kind, background, (thing,), size, position, says_background=bool(rng.random() > 0.08))
@@ -167,7 +172,7 @@ def _place(
     colour: str,
     anchor: tuple[int, int],
     radius: tuple[float, float],
-    jitter: float = 1.0,
+    jitter: float = 0.7,
 ) -> Thing:
     dx, dy = rng.uniform(-jitter, jitter, 2)
     return Thing(shape, colour, anchor[0] + dx, anchor[1] + dy, float(rng.uniform(*radius)))

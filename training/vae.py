@@ -10,7 +10,7 @@ from diffusers import AutoencoderKL
 from torch import Tensor
 
 from training import stage
-from training.shapes import SIZE, draw, sample_scene
+from training.shapes import SIZE, crowd, draw, sample_scene
 
 BATCH = 16
 # Small: it keeps the latents bounded. At 1e-3 one of the four channels collapsed to noise in a pilot.
@@ -32,10 +32,10 @@ def build_vae() -> AutoencoderKL:
     ).to(memory_format=torch.channels_last)
 
 
-def pictures(rng: np.random.Generator, count: int) -> Tensor:
-    """[count, 3, 64, 64] in -1..1."""
-    pixels = np.stack([np.asarray(draw(sample_scene(rng))) for _ in range(count)])
-    return to_tensor(pixels)
+def pictures(rng: np.random.Generator, count: int, crowds: int = 0) -> Tensor:
+    """[count, 3, 64, 64] in -1..1; so many of them crowds."""
+    scenes = [crowd(rng) for _ in range(crowds)] + [sample_scene(rng) for _ in range(count - crowds)]
+    return to_tensor(np.stack([np.asarray(draw(scene)) for scene in scenes]))
 
 
 def to_tensor(pixels: np.ndarray) -> Tensor:
@@ -51,7 +51,7 @@ def difference(output: Tensor, target: Tensor) -> Tensor:
 def train_vae(vae: AutoencoderKL, folder: Path, steps: int, seed: int) -> None:
     def loss(step: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed + step)
-        images = pictures(np.random.default_rng([seed, 2, step]), BATCH)
+        images = pictures(np.random.default_rng([seed, 2, step]), BATCH, BATCH // 2)
         posterior = vae.encode(images).latent_dist
         decoded = vae.decode(posterior.sample(generator)).sample
         kl = 0.5 * (posterior.mean**2 + posterior.var - 1 - posterior.logvar).mean()
@@ -69,7 +69,7 @@ def tune_decoder(vae: AutoencoderKL, folder: Path, steps: int, seed: int) -> Non
 
     def loss(step: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed + step)
-        images = pictures(np.random.default_rng([seed, 4, step]), BATCH)
+        images = pictures(np.random.default_rng([seed, 4, step]), BATCH, BATCH // 2)
         with torch.no_grad():
             latents = vae.encode(images).latent_dist.mode()
         strength = 0.2 * torch.rand(len(images), 1, 1, 1, generator=generator)
