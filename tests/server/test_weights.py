@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 import weights
 
 CONTENT = b"the right weights" * 10_000

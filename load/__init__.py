@@ -1,0 +1,1 @@
+"""The load lab: sends traffic to a server, records every answer and says what it means."""
