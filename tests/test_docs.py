@@ -3,10 +3,10 @@
 import dataclasses
 import json
 import re
+import runpy
 from typing import Any
 
 from engine.config import EngineConfig
-from engine.sampling_params import SamplingParams
 
 from tests.server.tritonserver import ROOT
 
@@ -30,8 +30,9 @@ def test_readme_names_every_key_of_model_json() -> None:
     assert rows("key of model.json") == defaults(EngineConfig)
 
 
-def test_readme_names_every_sampling_parameter() -> None:
-    assert rows("parameter") == defaults(SamplingParams)
+def test_the_page_of_parameters_is_what_the_code_says() -> None:
+    page = runpy.run_path(str(ROOT / "scripts" / "parameters.py"))
+    assert page["PAGE"].read_text() == page["page"](), "run scripts/parameters.py"
 
 
 def test_readme_names_every_input() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from engine.errors import Cancelled, EngineFailure, InvalidRequest, QueueFull
+from engine.errors import Cancelled, EngineFailure, InvalidRequest, QueueFull, TimedOut
 from engine.generation import Delta
 from engine.sampler import Sampled
 from engine.tokenizer import Tokenizer
@@ -16,6 +16,7 @@ from request import Request
 STATUS: dict[type[Exception], str] = {
     InvalidRequest: "INVALID_ARG",
     QueueFull: "UNAVAILABLE",
+    TimedOut: "UNAVAILABLE",  # Triton has no DEADLINE_EXCEEDED; its own queue's time limit ends in this one too
     Cancelled: "CANCELLED",
     EngineFailure: "INTERNAL",
 }

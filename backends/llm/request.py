@@ -10,6 +10,7 @@ from engine.config import NOT_JSON
 from engine.errors import InvalidRequest, shown
 from engine.sampling_params import SamplingParams
 from engine.tokenizer import Tokenizer
+from schema import LISTS, SAMPLING_TENSORS
 
 # Request parameters that are Triton's own business; its HTTP front passes some of them on.
 TRITONS_OWN = ("id", "binary_data_output", "sequence_id", "sequence_start", "sequence_end")
@@ -47,7 +48,7 @@ def read_request(tensor: ReadTensor, parameters: str, tokenizer: Tokenizer) -> R
         raise InvalidRequest(
             "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
         )
-    params = _sampling_params(_text(tensor, "sampling_parameters"), parameters)
+    params = _sampling_params(tensor, parameters)
     outputs = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
     returns = frozenset(name for name in outputs if _flag(tensor, f"return_{name}", False))
     show_logprobs = params.logprobs is not None
@@ -58,26 +59,43 @@ def read_request(tensor: ReadTensor, parameters: str, tokenizer: Tokenizer) -> R
     else:
         assert text is not None
         prompt = tokenizer.encode(text)
+    prompt = prompt[-params.truncate_prompt_tokens :] if params.truncate_prompt_tokens else prompt
     if not prompt:
         raise InvalidRequest("text_input is ''; allowed: a text of at least one token")
     prefix = "" if exclude_input or text is None else text
     return Request(prompt, params, stream, prefix, returns, show_logprobs)
 
 
-def _sampling_params(text: str | None, parameters: str) -> SamplingParams:
-    """From the tensor, from the request's parameters, or some from each."""
+def _sampling_params(tensor: ReadTensor, parameters: str) -> SamplingParams:
+    """From the JSON tensor, from tensors of their own, from the request's parameters, or some from each."""
+    text = _text(tensor, "sampling_parameters")
+    values = _json("sampling_parameters", text) if text else {}
+    if not isinstance(values, dict):
+        raise InvalidRequest(f"sampling_parameters is {shown(text)}; allowed: a JSON object")
     own = {
         name: value
         for name, value in json.loads(parameters or "{}").items()
         if name not in TRITONS_OWN and not name.startswith("triton_")
     }
-    values = _json("sampling_parameters", text) if text else {}
-    if not isinstance(values, dict):
-        raise InvalidRequest(f"sampling_parameters is {shown(text)}; allowed: a JSON object")
-    twice = sorted(own.keys() & values.keys())
-    if twice:
-        raise InvalidRequest(f"{twice[0]} is given twice: in sampling_parameters and as a request parameter")
-    return SamplingParams.from_dict(values | own)
+    tensors = {name: _plain(name, array) for name in SAMPLING_TENSORS if (array := tensor(name)) is not None}
+    for where, more in (("as a request parameter", own), ("as an input", tensors)):
+        if twice := sorted(more.keys() & values.keys()):
+            raise InvalidRequest(f"{twice[0]} is given twice: one of them {where}")
+        values = values | more
+    return SamplingParams.from_dict(values)
+
+
+def _plain(name: str, array: np.ndarray) -> Any:
+    """One value, or a list of strings."""
+    try:
+        items = [item.decode("utf-8") if isinstance(item, bytes) else item for item in array.reshape(-1).tolist()]
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{name} is not UTF-8: {error}") from None
+    if name in LISTS:
+        return items
+    if len(items) != 1:
+        raise InvalidRequest(f"{name} has {len(items)} elements; allowed: 1")
+    return items[0]
 
 
 def _json(name: str, text: str) -> Any:

@@ -15,6 +15,27 @@ INPUTS = (
     ("return_num_input_tokens", "TYPE_BOOL", [1], True),
     ("return_num_output_tokens", "TYPE_BOOL", [1], True),
 )
+# Sampling parameters may also be tensors of their own, under TensorRT-LLM's names and in its types: its clients send
+# them so. And lists get here over HTTP's `generate` only as tensors, for Triton's request parameters are no lists.
+SAMPLING_TENSORS = {
+    "max_tokens": "TYPE_INT32",
+    "min_tokens": "TYPE_INT32",
+    "min_length": "TYPE_INT32",
+    "end_id": "TYPE_INT32",
+    "pad_id": "TYPE_INT32",
+    "top_k": "TYPE_INT32",
+    "top_p": "TYPE_FP32",
+    "temperature": "TYPE_FP32",
+    "repetition_penalty": "TYPE_FP32",
+    "presence_penalty": "TYPE_FP32",
+    "frequency_penalty": "TYPE_FP32",
+    "seed": "TYPE_UINT64",
+    "random_seed": "TYPE_UINT64",
+    "stop": "TYPE_STRING",
+    "stop_words": "TYPE_STRING",
+    "bad_words": "TYPE_STRING",
+}
+LISTS = ("stop", "stop_words", "bad_words")
 OUTPUTS = (
     ("text_output", "TYPE_STRING", [-1]),
     ("finish_reason", "TYPE_STRING", [-1]),
@@ -39,6 +60,10 @@ def complete(config: Any) -> Any:
     for name, data_type, dims, optional in INPUTS:
         if name not in inputs:
             config.add_input({"name": name, "data_type": data_type, "dims": dims, "optional": optional})
+    for name, data_type in SAMPLING_TENSORS.items():
+        if name not in inputs:
+            dims = [-1] if name in LISTS else [1]
+            config.add_input({"name": name, "data_type": data_type, "dims": dims, "optional": True})
     for name, data_type, dims in OUTPUTS:
         if name not in outputs:
             config.add_output({"name": name, "data_type": data_type, "dims": dims})

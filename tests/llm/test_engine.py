@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from engine.block_pool import BlockPool
 from engine.engine import FAILURES_IN_A_ROW, Engine
-from engine.errors import Cancelled, EngineFailure, InvalidRequest, QueueFull
+from engine.errors import Cancelled, EngineFailure, InvalidRequest, QueueFull, TimedOut
 from engine.generation import Delta, Generation
 from engine.model_runner import StepOutput
 from engine.sampler import Sampled
@@ -34,6 +34,8 @@ class Words(Tokenizer):
 
 class ScriptedRunner:
     """Counts up: a sequence's n-th token is n. Steps can be held, and can be made to fail."""
+
+    vocab_size = 100
 
     def __init__(self) -> None:
         self.before: Callable[[Step], None] = lambda step: None
@@ -112,10 +114,17 @@ class Engines:
         self.all: list[Engine] = []
 
     def start(
-        self, *, seats: int = 4, budget: int = 16, blocks: int = 64, block_size: int = 4, queue_size: int = 100
+        self,
+        *,
+        seats: int = 4,
+        budget: int = 16,
+        blocks: int = 64,
+        block_size: int = 4,
+        queue_size: int = 100,
+        queued_tokens: int | None = None,
     ) -> Engine:
         scheduler = Scheduler(BlockPool(blocks, block_size), Limits(seats, budget, 1000), frozenset([EOS]))
-        engine = Engine(self.runner, Words(), scheduler, max_queue_size=queue_size)
+        engine = Engine(self.runner, Words(), scheduler, max_queue_size=queue_size, max_queued_tokens=queued_tokens)
         self.all.append(engine)
         return engine
 
@@ -193,6 +202,51 @@ def test_a_full_queue_refuses_one_more_and_takes_it_later(engines: Engines) -> N
     for consumer in consumers:
         assert consumer.finish().finish_reason is FinishReason.LENGTH
     assert Consumer(engine).finish().finish_reason is FinishReason.LENGTH
+
+
+def test_a_queue_full_of_tokens_refuses_long_prompts_and_takes_short_ones(engines: Engines) -> None:
+    engine = engines.start(seats=1, queued_tokens=10)
+    engines.runner.hold()
+    first = Consumer(engine, prompt_length=12)  # there is a seat: nothing waits
+    engines.runner.wait_until_in_step()
+    second = Consumer(engine, prompt_length=6)
+    with pytest.raises(QueueFull, match="1 waiting with 6 tokens, and this request has 5; allowed: 10"):
+        Consumer(engine, prompt_length=5)
+    third = Consumer(engine, prompt_length=4)
+    engines.runner.free()
+    for consumer in (first, second, third):
+        assert consumer.finish().finish_reason is FinishReason.LENGTH
+
+
+def test_time_limits_end_those_who_set_them_and_nobody_else(engines: Engines) -> None:
+    engine = engines.start(seats=1)
+    engines.runner.hold()
+    running = Consumer(engine, max_tokens=3, max_queue_time=0.05)
+    engines.runner.wait_until_in_step()
+    in_time = Consumer(engine, max_queue_time=SOON, max_time=SOON)
+    too_late = Consumer(engine, max_queue_time=0.05)
+    not_done = Consumer(engine, max_time=0.05)
+    time.sleep(0.06)
+    engines.runner.go()
+    assert str(too_late.finish().error).endswith("; max_queue_time is 0.05")
+    assert str(not_done.finish().error).endswith("; max_time is 0.05")
+    engines.runner.free()
+    assert running.finish().finish_reason is FinishReason.LENGTH, "who has a seat is not in the queue"
+    assert in_time.finish().finish_reason is FinishReason.LENGTH
+
+
+def test_a_time_limit_ends_what_runs_too(engines: Engines) -> None:
+    engine = engines.start()
+    engines.runner.before = lambda step: time.sleep(0.01)
+    hasty, patient = Consumer(engine, max_tokens=500, max_time=0.1), Consumer(engine, max_tokens=30)
+    assert isinstance(hasty.finish().error, TimedOut)
+    assert 1 <= len(hasty.tokens) < 500
+    assert patient.finish().finish_reason is FinishReason.LENGTH
+
+
+def test_a_token_that_the_model_does_not_have_is_refused_at_once(engines: Engines) -> None:
+    with pytest.raises(InvalidRequest, match="allowed_token_ids holds 100; allowed: token ids below 100"):
+        Consumer(engines.start(), allowed_token_ids=(99, 100))
 
 
 def test_an_unseeded_request_draws_its_own_seed(engines: Engines) -> None:

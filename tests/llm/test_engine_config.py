@@ -25,6 +25,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "max_num_batched_tokens": 8,
         "max_model_len": 100,
         "max_queue_size": 5,
+        "max_queued_tokens": 4096,
         "block_size": 32,
         "num_kv_blocks": 10,
         "memory_fraction": 1,

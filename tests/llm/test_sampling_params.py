@@ -48,6 +48,19 @@ def test_without_parameters_the_defaults_hold() -> None:
         ("logprobs", 0, 0),
         ("logprobs", "20", 20),
         ("n", "1", 1),
+        ("presence_penalty", -2, -2.0),
+        ("frequency_penalty", "2", 2.0),
+        ("repetition_penalty", 1.1, 1.1),
+        ("bad_words", ["a", "b c"], ("a", "b c")),
+        ("logit_bias", {"7": -100, "8": "1.5"}, ((7, -100.0), (8, 1.5))),
+        ("logit_bias", '{"7": 3}', ((7, 3.0),)),
+        ("logit_bias", {}, ()),
+        ("allowed_token_ids", [0, 5], (0, 5)),
+        ("truncate_prompt_tokens", 1, 1),
+        ("priority", -3, -3),
+        ("max_time", "0.5", 0.5),
+        ("max_queue_time", 10, 10.0),
+        ("stop", ['["a", "b"]'], ("a", "b")),
     ],
 )
 def test_a_value_is_taken(name: str, value: Any, taken: Any) -> None:
@@ -78,6 +91,19 @@ OUT_OF_RANGE = [
     ("stop", ["a", ""], "non-empty strings"),
     ("logprobs", -1, "an integer in [0, 20]"),
     ("logprobs", 21, "an integer in [0, 20]"),
+    ("presence_penalty", 2.1, "a number in [-2, 2]"),
+    ("presence_penalty", float("nan"), "a number in [-2, 2]"),
+    ("frequency_penalty", -2.1, "a number in [-2, 2]"),
+    ("repetition_penalty", 0.0, "a number above 0"),
+    ("repetition_penalty", float("inf"), "a number above 0"),
+    ("bad_words", [""], "non-empty strings"),
+    ("logit_bias", {-1: 1.0}, "an object of token ids and numbers in [-100, 100]"),
+    ("logit_bias", {1: 101.0}, "an object of token ids and numbers in [-100, 100]"),
+    ("allowed_token_ids", [-1], "token ids of at least 0"),
+    ("truncate_prompt_tokens", 0, "an integer of at least 1"),
+    ("priority", 2**31, "an integer in [-2^31, 2^31)"),
+    ("max_time", 0.0, "a number above 0"),
+    ("max_queue_time", float("inf"), "a number above 0"),
     ("n", 2, "1 (several completions"),
     ("n", 0, "1 (several completions"),
 ]
@@ -93,8 +119,8 @@ def test_a_value_out_of_range_is_refused_with_field_value_and_range(name: str, v
 WRONG_NUMBERS: list[Any] = [True, "much", "", [1], {}]
 WRONG_INTEGERS: list[Any] = [False, "1.5", 1.5, "", [1], {}, 1e400]
 WRONG_BOOLEANS: list[Any] = [1, 0, "yes", "", [], 1.0]
-NUMBERS = ("temperature", "top_p", "min_p")
-INTEGERS = ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "n")
+NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty", "max_time")
+INTEGERS = ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "n", "priority", "truncate_prompt_tokens")
 BOOLEANS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 
 
@@ -121,6 +147,9 @@ def test_a_value_of_the_wrong_type_is_refused_with_field_value_and_type(name: st
         ("stop_token_ids", ["a"], "stop_token_ids is 'a' (str); allowed: an integer"),
         ("stop_token_ids", "[1, 2", "stop_token_ids is '[1, 2' (str); allowed: an integer"),
         ("stop_token_ids", [1.5], "stop_token_ids is 1.5 (float); allowed: an integer"),
+        ("logit_bias", [1], "logit_bias is [1] (list); allowed: an object of token ids and numbers"),
+        ("logit_bias", {"a": 1}, "logit_bias is 'a' (str); allowed: an integer"),
+        ("logit_bias", {"1": "a"}, "logit_bias is 'a' (str); allowed: a number"),
         ("stop_token_ids", [True], "stop_token_ids is True (bool); allowed: an integer"),
     ],
 )
@@ -169,3 +198,27 @@ def test_a_list_that_no_parser_takes_is_refused(value: str) -> None:
 )
 def test_what_is_greedy(values: dict[str, Any], greedy: bool) -> None:
     assert SamplingParams.from_dict(values).greedy is greedy
+
+
+@pytest.mark.parametrize(
+    ("values", "same"),
+    [
+        ({"stop_words": ["a"]}, {"stop": ["a"]}),
+        ({"end_id": 2}, {"stop_token_ids": [2]}),
+        ({"random_seed": 5}, {"seed": 5}),
+        ({"min_length": 4}, {"min_tokens": 4}),
+        (
+            {"num_return_sequences": 1, "beam_width": 1, "pad_id": 0, "use_beam_search": False, "length_penalty": "1"},
+            {},
+        ),
+    ],
+)
+def test_other_servers_names_mean_the_same(values: dict[str, Any], same: dict[str, Any]) -> None:
+    assert SamplingParams.from_dict(values) == SamplingParams.from_dict(same)
+
+
+def test_what_other_servers_do_and_this_one_does_not_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"beam_width is 4; allowed: 1 \(it is known from other servers"):
+        SamplingParams.from_dict({"beam_width": 4})
+    with pytest.raises(InvalidRequest, match="stop is given twice: under this name and as stop_words"):
+        SamplingParams.from_dict({"stop": ["a"], "stop_words": ["b"]})

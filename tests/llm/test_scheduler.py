@@ -325,7 +325,7 @@ def test_a_sequence_aborted_while_its_last_step_runs_gets_nothing_of_it() -> Non
 
 def test_a_sequence_that_was_never_added_can_not_be_ended() -> None:
     bench = Bench()
-    with pytest.raises(ValueError, match="not in deque"):
+    with pytest.raises(ValueError, match="not in list"):
         bench.scheduler.end(request([1]), FinishReason.ABORT)
 
 
@@ -435,3 +435,29 @@ def test_failed_admissions_count_no_cached_tokens() -> None:
     bench.add("b", range(100, 118), max_tokens=1)
     bench.run()
     assert bench.scheduler.num_cached_tokens == 8
+
+
+def test_lower_priorities_are_seated_first_and_equals_as_they_came() -> None:
+    bench = Bench(seats=1)
+    bench.add("first", 3, max_tokens=1)
+    assert bench.step() == "first3"
+    for name, priority in (("a", 0), ("b", 5), ("c", -1), ("d", 0), ("e", -1)):
+        bench.add(name, 3, max_tokens=1, priority=priority)
+    assert [bench.step() for _ in range(5)] == ["c3", "e3", "a3", "d3", "b3"]
+    bench.check_all_is_free()
+
+
+def test_the_last_in_priority_gives_way_and_returns_before_those_after_it() -> None:
+    bench = Bench(seats=3, blocks=6)
+    bench.add("low", 7, priority=1)
+    bench.step()
+    bench.add("high", 7)
+    bench.step()
+    bench.add("later", 7, priority=1)
+    while bench.scheduler.num_preemptions == 0:
+        bench.step()
+    assert [sequence is bench["low"] for sequence in bench.scheduler.waiting] == [True, False]
+    assert bench.scheduler.running == [bench["high"]]
+    for name in ("high", "low", "later"):
+        bench.abort(name)
+    bench.check_all_is_free()

@@ -12,18 +12,23 @@ CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assista
 CONFIG = 'backend: "llm"\nmodel_transaction_policy { decoupled: true }\ninstance_group [{ kind: KIND_MODEL }]\n'
 
 
-def write_weights(folder: Path, *, layers: int = 2, poison: bool = False) -> Path:
-    """A transformers folder. Tokens are bytes. `poison`: every logit is NaN."""
+def vocabulary() -> dict[str, int]:
+    """Tokens are bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {"<end>": 0} | {letter: index for index, letter in enumerate(alphabet, start=1)}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    return {"<end>": 0} | {letter: index for index, letter in enumerate(alphabet, start=1)}
+
+
+def write_weights(folder: Path, *, layers: int = 2, poison: bool = False) -> Path:
+    """A transformers folder. `poison`: every logit is NaN."""
+    tokens = vocabulary()
+    backend = Tokenizer(models.BPE(vocab=tokens, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", chat_template=CHAT)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(vocabulary), hidden_size=64, intermediate_size=128, num_hidden_layers=layers,
+        vocab_size=len(tokens), hidden_size=64, intermediate_size=128, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096, initializer_range=0.3,
         bos_token_id=None, eos_token_id=0, pad_token_id=None,
     )  # fmt: skip

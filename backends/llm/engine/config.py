@@ -30,6 +30,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512  # tokens of one step, decodes and prefill chunks together
     max_model_len: int | None = None  # prompt + output, tokens; None: what the model was trained for
     max_queue_size: int = 1024  # requests that may wait for a seat; one more is refused
+    max_queued_tokens: int | None = None  # prompt tokens that may wait for a seat; None: no limit
     block_size: int | None = None  # tokens per KV block; None: 16 on a CPU, 256 on CUDA (its paged kernel's page)
     num_kv_blocks: int | None = None  # None: as many as memory_fraction pays for
     memory_fraction: float | None = None  # share of free memory for KV; None: 0.1 of a CPU's, 0.9 of a GPU's
@@ -47,7 +48,7 @@ class EngineConfig:
         self._require("device", known and not self.device.endswith(":"), "auto, cpu, cuda or cuda:N")
         for name in ("max_num_seqs", "max_queue_size"):
             self._require(name, getattr(self, name) >= 1, "an integer of at least 1")
-        for name in ("max_model_len", "num_kv_blocks", "block_size", "num_threads"):
+        for name in ("max_model_len", "max_queued_tokens", "num_kv_blocks", "block_size", "num_threads"):
             value = getattr(self, name)
             self._require(name, value is None or value >= 1, "null or an integer of at least 1")
         # With fewer tokens than seats a decoding sequence could miss a step.

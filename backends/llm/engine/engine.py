@@ -3,16 +3,17 @@
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
-from engine.errors import Cancelled, EngineFailure, QueueFull, RequestError
+from engine.errors import Cancelled, EngineFailure, QueueFull, RequestError, TimedOut
 from engine.generation import Generation
 from engine.model_runner import StepOutput
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, Step
-from engine.sequence import FinishReason, Sequence
+from engine.sequence import FinishReason, Sequence, Status
+from engine.stats import Recorder, Stats
 from engine.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -22,36 +23,34 @@ FAILURES_IN_A_ROW = 3
 
 
 class Runner(Protocol):
+    vocab_size: int
+
     def run(self, step: Step) -> StepOutput: ...
 
 
-@dataclass(frozen=True)
-class Stats:
-    """One moment of the engine. Totals count since its start."""
-
-    running: int = 0
-    waiting: int = 0
-    kv_blocks: int = 0
-    kv_blocks_used: int = 0
-    steps: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0  # found in the prefix cache
-    preemptions: int = 0
-
-
 class Engine:
-    def __init__(self, runner: Runner, tokenizer: Tokenizer, scheduler: Scheduler, *, max_queue_size: int) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        scheduler: Scheduler,
+        *,
+        max_queue_size: int,
+        max_queued_tokens: int | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.scheduler = scheduler
         self.failure: Exception | None = None  # why the loop ended, if it failed
         self.stats = Stats(kv_blocks=scheduler.pool.num_blocks)
+        self._recorder = Recorder()
         self._runner = runner
         self._capacity = scheduler.limits.max_num_seqs + max_queue_size
         self._max_queue_size = max_queue_size
+        self._max_queued_tokens = max_queued_tokens
         self._wake = threading.Condition()
         self._inbox: list[Callable[[], None]] = []
         self._generations: dict[Sequence, Generation] = {}  # all that have not ended
+        self._impatient: set[Generation] = set()  # those of them that have a time limit
         self._stopping = False
         self._failures_in_a_row = 0
         self._thread = threading.Thread(target=self._loop, name="llm-engine", daemon=True)
@@ -63,24 +62,37 @@ class Engine:
         """Queue a request. `on_ready` is called from the loop, so it must be quick.
 
         Raises:
-            InvalidRequest: the prompt can never run.
-            QueueFull: as many wait as may wait.
+            InvalidRequest: the prompt can never run, or a parameter names a token that the model doesn't have.
+            QueueFull: as many wait as may wait, or as many tokens.
             EngineFailure: the engine has stopped.
         """
         self.scheduler.check(len(prompt))
-        sequence = Sequence(prompt, params, secrets.randbits(63) if params.seed is None else params.seed)
+        params.check_tokens(self._runner.vocab_size)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        banned = tuple(tokens for word in params.bad_words for tokens in self.tokenizer.spellings(word))
+        sequence = Sequence(prompt, params, seed, banned)
         generation = Generation(sequence, self.tokenizer, on_ready, self.stop_early)
         with self._wake:
             if self.failure or self._stopping:
                 raise EngineFailure(f"the engine has stopped: {self.failure or 'the model is being unloaded'}")
-            held = len(self._generations)
-            if held >= self._capacity:
-                waiting = held - self.scheduler.limits.max_num_seqs
-                raise QueueFull(f"the queue is full: {waiting} waiting; allowed: {self._max_queue_size}")
+            self._check_room(len(prompt))
             self._generations[sequence] = generation
-            self._inbox.append(lambda: self.scheduler.add(sequence))
+            self._inbox.append(lambda: self._add(generation))
             self._wake.notify()
         return generation
+
+    def _check_room(self, num_tokens: int) -> None:
+        seats = self.scheduler.limits.max_num_seqs
+        held = len(self._generations)
+        if held >= self._capacity:
+            raise QueueFull(f"the queue is full: {held - seats} waiting; allowed: {self._max_queue_size}")
+        if self._max_queued_tokens and held >= seats:
+            tokens = sum(len(sequence.tokens) for sequence in self._generations if sequence.status is Status.WAITING)
+            if tokens + num_tokens > self._max_queued_tokens:
+                raise QueueFull(
+                    f"the queue is full: {held - seats} waiting with {tokens} tokens, and this request has "
+                    f"{num_tokens}; allowed: {self._max_queued_tokens} (max_queued_tokens)"
+                )
 
     def cancel(self, generation: Generation) -> None:
         """End a request with `Cancelled`. Harmless on one that has ended."""
@@ -117,6 +129,7 @@ class Engine:
         """Sleep while there is nothing to do. False when there will be nothing any more."""
         while True:
             self._read_inbox()
+            self._end_late_ones()
             if not self.scheduler.is_idle:
                 return True
             self.scheduler.pool.check_integrity()
@@ -135,8 +148,29 @@ class Engine:
         for command in commands:
             command()
 
+    def _add(self, generation: Generation) -> None:
+        self.scheduler.add(generation.sequence)
+        params = generation.sequence.params
+        if params.max_time or params.max_queue_time:
+            self._impatient.add(generation)
+
+    def _end_late_ones(self) -> None:
+        now = time.perf_counter()
+        for generation in list(self._impatient):
+            sequence = generation.sequence
+            waited = now - sequence.times.arrived
+            queued = sequence.status is Status.WAITING and not sequence.num_output
+            if (limit := sequence.params.max_time) and waited > limit:
+                error = TimedOut(f"the request was not done after {waited:.2f} s; max_time is {limit:g}")
+            elif queued and (limit := sequence.params.max_queue_time) and waited > limit:
+                error = TimedOut(f"the request had no seat after {waited:.2f} s; max_queue_time is {limit:g}")
+            else:
+                continue
+            self._end(generation, FinishReason.ABORT, error)
+
     def _step(self) -> None:
         step = self.scheduler.schedule()
+        self._recorder.seated(step, time.perf_counter())
         if not step.scheduled:
             raise RuntimeError("the scheduler has sequences, but none can run")
         try:
@@ -145,13 +179,17 @@ class Engine:
             self._survive(step, error)
             return
         self._failures_in_a_row = 0
+        now = time.perf_counter()
+        self._recorder.stepped(step, now)
         self._read_inbox()  # a request cancelled while the step ran gets nothing of it
         for sequence, why in output.failed.items():
             self._end(self._generations.get(sequence), FinishReason.ERROR, EngineFailure(why))
         tokens = {sequence: sampled.token for sequence, sampled in output.sampled.items()}
         updated = self.scheduler.finish(step, tokens)
+        for sequence in updated:
+            self._recorder.token(sequence, now)
         # Before anyone hears of it, so that a client that has its answer finds it counted.
-        self._update_stats(steps=1, output_tokens=len(updated))
+        self._update_stats()
         for sequence in updated:
             generation = self._generations[sequence]
             if sequence.finish_reason:
@@ -172,32 +210,23 @@ class Engine:
         if generation is None or generation.sequence not in self._generations:
             return
         self.scheduler.end(generation.sequence, reason)
+        self._recorder.ended(reason)
         self._forget(generation.sequence)
         self._update_stats()
         generation.end(reason, error)
 
     def _forget(self, sequence: Sequence) -> None:
         with self._wake:
-            del self._generations[sequence]
+            self._impatient.discard(self._generations.pop(sequence))
 
     def _fail_all(self, error: Exception) -> None:
         with self._wake:
             self.failure = error
             generations, self._generations = self._generations, {}
+            self._impatient.clear()
         failure = EngineFailure(f"the engine has stopped: {type(error).__name__}: {error}")
         for generation in generations.values():
             generation.end(FinishReason.ERROR, failure)
 
-    def _update_stats(self, steps: int = 0, output_tokens: int = 0) -> None:
-        scheduler, last = self.scheduler, self.stats
-        self.stats = Stats(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            kv_blocks=scheduler.pool.num_blocks,
-            kv_blocks_used=scheduler.pool.num_used,
-            steps=last.steps + steps,
-            prompt_tokens=scheduler.num_prompt_tokens,
-            output_tokens=last.output_tokens + output_tokens,
-            cached_tokens=scheduler.num_cached_tokens,
-            preemptions=scheduler.num_preemptions,
-        )
+    def _update_stats(self) -> None:
+        self.stats = self._recorder.snapshot(self.scheduler)

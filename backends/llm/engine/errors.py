@@ -13,6 +13,10 @@ class QueueFull(RequestError):
     """No room to wait in: the same request may succeed later."""
 
 
+class TimedOut(RequestError):
+    """It did not get a seat, or was not done, in the time that it gave itself."""
+
+
 class Cancelled(RequestError):
     """The sender gave up."""
 

@@ -44,7 +44,13 @@ def load_engine(config: EngineConfig) -> Engine:
     seconds = time.perf_counter() - started
     log.info("loaded %s on %s in %s in %.1f s", config.model, device, dtype, seconds)
     log.info("%d KV blocks of %d tokens, %d seats", pool.num_blocks, pool.block_size, limits.max_num_seqs)
-    return Engine(runner, tokenizer, scheduler, max_queue_size=config.max_queue_size)
+    return Engine(
+        runner,
+        tokenizer,
+        scheduler,
+        max_queue_size=config.max_queue_size,
+        max_queued_tokens=config.max_queued_tokens,
+    )
 
 
 def weights_folder(config: EngineConfig, dtype: torch.dtype) -> str:

@@ -118,13 +118,19 @@ class ModelRunner:
         result = StepOutput()
         for sequence, one in zip(sampling, sample(logits, sampling, self.eos_token_ids), strict=True):
             if one is None:
-                result.failed[sequence] = "the model computed NaN or infinite logits"
+                result.failed[sequence] = _why_no_token(sequence)
             else:
                 result.sampled[sequence] = one
         return result
 
     def _on_device(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
+
+
+def _why_no_token(sequence: Sequence) -> str:
+    params = sequence.params
+    rules = params.allowed_token_ids or params.logit_bias or sequence.banned
+    return "the model computed NaN or infinite logits" + (", or the request's rules leave no token" if rules else "")
 
 
 def _available_memory() -> int:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.logits import process
 from engine.sequence import Sequence
 
 # Nucleus sampling needs the likeliest tokens in order. This many nearly always hold top_p; if not, all are sorted.
@@ -28,14 +29,12 @@ def sample(logits: torch.Tensor, sequences: Items[Sequence], eos_token_ids: froz
         logits: [R, vocabulary], a row for each sequence, in any float type; changed in place.
 
     Returns:
-        For each row what was sampled, or None where the row holds NaN, so that one bad row harms no other.
+        For each row what was sampled, or None where the row holds NaN, or the request's own rules
+        leave no token, so that one bad row harms no other.
     """
     logits = logits.float()
     raw = logits.log_softmax(-1) if any(s.params.logprobs is not None for s in sequences) else None
-    for row, sequence in enumerate(sequences):
-        if sequence.num_output < sequence.params.min_tokens:
-            ends = [*eos_token_ids, *sequence.params.stop_token_ids]
-            logits[row, [token for token in ends if token < logits.shape[-1]]] = float("-inf")
+    process(logits, sequences, eos_token_ids)
     best, tokens = logits.max(-1)  # max passes NaN on
     drawn = [row for row, sequence in enumerate(sequences) if not sequence.params.greedy]
     if drawn:

@@ -1,59 +1,132 @@
 """How one request wants its tokens chosen: vLLM's names, ranges and meanings, checked once, then frozen."""
 
-import json
 import math
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from engine.config import NOT_JSON, nearest
+from engine.coercion import coerce
+from engine.config import nearest
 from engine.errors import InvalidRequest, shown
 
 GREEDY_BELOW = 1e-5  # temperatures under this would overflow when logits are divided by them
 
+# TensorRT-LLM's names for what has another one here.
+ALIASES = {
+    "stop_words": "stop",
+    "end_id": "stop_token_ids",
+    "random_seed": "seed",
+    "min_length": "min_tokens",
+    "num_return_sequences": "n",
+}
+# What other servers' clients send along, and what of it changes nothing here. None: anything.
+NEUTRAL: dict[str, tuple[Any, ...] | None] = {
+    "pad_id": None,
+    "beam_width": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (0, 1),
+    "detokenize": (True,),
+    "spaces_between_special_tokens": (True,),
+}
+
+
+def option(default: Any, allowed: str, says: str) -> Any:
+    """A field, with the words of its error message and of its documentation."""
+    return field(default=default, metadata={"allowed": allowed, "says": says})
+
 
 @dataclass(frozen=True)
 class SamplingParams:
-    temperature: float = 1.0  # 0: greedy
-    top_p: float = 1.0
-    top_k: int = 0  # 0 or -1: off
-    min_p: float = 0.0
-    seed: int | None = None  # None: a fresh one is drawn
-    max_tokens: int = 16
-    min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    logprobs: int | None = None  # None: none; k: the chosen token's and the k likeliest
-    n: int = 1
+    temperature: float = option(1.0, "a number in [0, 2]", "0 takes the likeliest token")
+    top_p: float = option(
+        1.0, "a number in (0, 1]", "only the likeliest tokens that together hold this share of the probability"
+    )
+    top_k: int = option(0, "an integer of at least -1 (0 and -1 switch it off)", "only so many likeliest tokens")
+    min_p: float = option(0.0, "a number in [0, 1]", "only tokens with this share of the likeliest one's probability")
+    presence_penalty: float = option(0.0, "a number in [-2, 2]", "taken off the logit of each token the answer holds")
+    frequency_penalty: float = option(0.0, "a number in [-2, 2]", "the same, once for each time that it holds it")
+    repetition_penalty: float = option(
+        1.0, "a number above 0, up to 100", "divides positive logits of tokens in prompt or answer, multiplies negative"
+    )
+    seed: int | None = option(
+        None,
+        "an integer in [0, 2^63)",
+        "the same seed makes the same choices, whatever else is computed (but for rounding); null: a new one",
+    )
+    max_tokens: int = option(16, "an integer of at least 1", "the longest answer")
+    min_tokens: int = option(
+        0, "an integer in [0, max_tokens]", "neither an end token nor a stop string ends the answer before"
+    )
+    stop: tuple[str, ...] = option((), "non-empty strings", "ends the answer before this text")
+    stop_token_ids: tuple[int, ...] = option((), "token ids of at least 0", "ends the answer with this token")
+    include_stop_str_in_output: bool = option(False, "true or false", "keeps what stopped the answer in it")
+    ignore_eos: bool = option(False, "true or false", "goes on after the model's end token")
+    bad_words: tuple[str, ...] = option((), "non-empty strings", "texts whose last token is never chosen")
+    logit_bias: tuple[tuple[int, float], ...] = option(
+        (), "an object of token ids and numbers in [-100, 100]", "added to these tokens' logits"
+    )
+    allowed_token_ids: tuple[int, ...] = option((), "token ids of at least 0", "nothing but these; none: all tokens")
+    skip_special_tokens: bool = option(True, "true or false", "leaves tokens such as `<|im_end|>` out of the text")
+    logprobs: int | None = option(
+        None, "an integer in [0, 20]", "with `return_logprobs`: the chosen token and so many likeliest ones"
+    )
+    truncate_prompt_tokens: int | None = option(
+        None, "an integer of at least 1", "only so many last tokens of the prompt; null: all"
+    )
+    priority: int = option(0, "an integer in [-2^31, 2^31)", "lower ones get a seat first; equals in order of arrival")
+    max_queue_time: float | None = option(
+        None, "a number above 0", "seconds; a request that has no seat by then fails; null: no limit"
+    )
+    max_time: float | None = option(
+        None, "a number above 0", "seconds; a request that is not done by then fails; null: no limit"
+    )
+    n: int = option(1, "1 (several completions of one prompt are not supported: send it n times)", "answers")
 
     def __post_init__(self) -> None:
-        finite = math.isfinite
-        self._require("temperature", finite(self.temperature) and 0 <= self.temperature <= 2, "a number in [0, 2]")
-        self._require("top_p", 0 < self.top_p <= 1, "a number in (0, 1]")
-        self._require("top_k", self.top_k >= -1, "an integer of at least -1 (0 and -1 switch it off)")
-        self._require("min_p", 0 <= self.min_p <= 1, "a number in [0, 1]")
-        self._require("seed", self.seed is None or 0 <= self.seed < 2**63, "an integer in [0, 2^63)")
-        self._require("max_tokens", self.max_tokens >= 1, "an integer of at least 1")
-        allowed = f"an integer in [0, max_tokens ({self.max_tokens})]"
-        self._require("min_tokens", 0 <= self.min_tokens <= self.max_tokens, allowed)
-        self._require("stop", all(self.stop), "non-empty strings")
-        self._require("stop_token_ids", all(t >= 0 for t in self.stop_token_ids), "token ids of at least 0")
-        self._require("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "an integer in [0, 20]")
-        self._require("n", self.n == 1, "1 (several completions of one prompt are not supported: send it n times)")
+        self._require("temperature", math.isfinite(self.temperature) and 0 <= self.temperature <= 2)
+        self._require("top_p", 0 < self.top_p <= 1)
+        self._require("top_k", self.top_k >= -1)
+        self._require("min_p", 0 <= self.min_p <= 1)
+        self._require("presence_penalty", -2 <= self.presence_penalty <= 2)
+        self._require("frequency_penalty", -2 <= self.frequency_penalty <= 2)
+        self._require("repetition_penalty", 0 < self.repetition_penalty <= 100)
+        self._require("seed", self.seed is None or 0 <= self.seed < 2**63)
+        self._require("max_tokens", self.max_tokens >= 1)
+        self._require("min_tokens", 0 <= self.min_tokens <= self.max_tokens)
+        for name in ("stop", "bad_words"):
+            self._require(name, all(getattr(self, name)))
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            self._require(name, all(token >= 0 for token in getattr(self, name)))
+        self._require("logit_bias", all(token >= 0 and -100 <= bias <= 100 for token, bias in self.logit_bias))
+        self._require("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20)
+        self._require("truncate_prompt_tokens", self.truncate_prompt_tokens is None or self.truncate_prompt_tokens >= 1)
+        self._require("priority", -(2**31) <= self.priority < 2**31)
+        for name in ("max_queue_time", "max_time"):
+            self._require(name, getattr(self, name) is None or 0 < getattr(self, name) < math.inf)
+        self._require("n", self.n == 1)
 
-    def _require(self, name: str, ok: bool, allowed: str) -> None:
+    def _require(self, name: str, ok: bool) -> None:
         if not ok:
-            value = getattr(self, name)
-            value = list(value) if isinstance(value, tuple) else value
-            raise InvalidRequest(f"{name} is {shown(value)}; allowed: {allowed}")
+            allowed = _METADATA[name]["allowed"].replace("max_tokens]", f"max_tokens ({self.max_tokens})]")
+            raise InvalidRequest(f"{name} is {shown(plain(getattr(self, name)))}; allowed: {allowed}")
 
     @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    def check_tokens(self, vocab_size: int) -> None:
+        """Raises InvalidRequest where a token id is named that the model doesn't have."""
+        named = {"logit_bias": [token for token, _ in self.logit_bias], "allowed_token_ids": self.allowed_token_ids}
+        for name, tokens in named.items():
+            for token in tokens:
+                if token >= vocab_size:
+                    raise InvalidRequest(f"{name} holds {token}; allowed: token ids below {vocab_size}")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SamplingParams":
@@ -63,60 +136,34 @@ class SamplingParams:
             InvalidRequest: unknown name, wrong type, out of range.
         """
         kinds = typing.get_type_hints(cls)
-        unknown = [name for name in values if name not in kinds]
-        if unknown:
-            known = ", ".join(kinds)
-            raise InvalidRequest(f"unknown parameter {shown(unknown[0])}{nearest(unknown[0], kinds)}; known: {known}")
-        given = {name: value for name, value in values.items() if value is not None}
-        return cls(**{name: _coerce(name, kinds[name], value) for name, value in given.items()})
+        given: dict[str, Any] = {}
+        for typed, value in values.items():
+            name = ALIASES.get(typed, typed)
+            if value is None or (typed in NEUTRAL and _is_neutral(typed, value)):
+                continue
+            if name not in kinds:
+                known = ", ".join(kinds)
+                raise InvalidRequest(f"unknown parameter {shown(typed)}{nearest(typed, kinds)}; known: {known}")
+            if name in given:
+                raise InvalidRequest(f"{name} is given twice: under this name and as {typed}")
+            given[name] = coerce(name, kinds[name], value)
+        return cls(**given)
 
 
-def _coerce(name: str, kind: Any, value: Any) -> Any:
-    if kind == tuple[str, ...]:
-        return _strings(name, value)
-    if kind == tuple[int, ...]:
-        items = _unpacked(value)
-        return tuple(_number(name, int, item) for item in (items if isinstance(items, list) else [items]))
-    if kind is bool:
-        return _boolean(name, value)
-    return _number(name, float if kind is float else int, value)
+_METADATA = {each.name: each.metadata for each in fields(SamplingParams)}
 
 
-def _unpacked(value: Any) -> Any:
-    """A list may arrive as JSON text, since request parameters can't hold lists."""
-    if isinstance(value, str) and value.startswith("["):
-        try:
-            return json.loads(value)
-        except NOT_JSON:
-            return value
+def _is_neutral(name: str, value: Any) -> bool:
+    """Raises InvalidRequest where the value would have to change something."""
+    allowed = NEUTRAL[name]
+    if allowed is None or value in allowed or value in tuple(str(each).lower() for each in allowed):
+        return True
+    listed = " or ".join(str(each).lower() for each in allowed)
+    raise InvalidRequest(f"{name} is {shown(value)}; allowed: {listed} (it is known from other servers, not supported)")
+
+
+def plain(value: Any) -> Any:
+    """As a client writes it: lists and objects."""
+    if isinstance(value, tuple):
+        return dict(value) if value and isinstance(value[0], tuple) else list(value)
     return value
-
-
-def _strings(name: str, value: Any) -> tuple[str, ...]:
-    items = _unpacked(value)
-    items = items if isinstance(items, list) else [items]
-    for item in items:
-        if not isinstance(item, str):
-            raise InvalidRequest(f"{name} holds {shown(item)} ({type(item).__name__}); allowed: a string or strings")
-    return tuple(items)
-
-
-def _boolean(name: str, value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    raise InvalidRequest(f"{name} is {shown(value)} ({type(value).__name__}); allowed: true or false")
-
-
-def _number(name: str, kind: type[int] | type[float], value: Any) -> int | float:
-    wanted = "an integer" if kind is int else "a number"
-    try:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise ValueError
-        number = kind(value)
-        if kind is int and isinstance(value, float) and number != value:
-            raise ValueError
-        return number
-    except (ValueError, OverflowError):
-        raise InvalidRequest(f"{name} is {shown(value)} ({type(value).__name__}); allowed: {wanted}") from None

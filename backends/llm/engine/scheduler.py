@@ -1,10 +1,10 @@
 """Which tokens the next step computes. Pure Python: never sees a tensor.
 
 Every sequence's `num_computed` catches up with its tokens under one token budget: decodes first, so that a long prompt
-never makes them miss a step, then prompts in chunks, first come first served.
+never makes them miss a step, then prompts in chunks, first come first served within a priority.
 """
 
-from collections import deque
+import bisect
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,9 +48,10 @@ class Scheduler:
         self.eos_token_ids = eos_token_ids
         # One sequence alone must always fit, or it would wait for ever.
         self.max_len = min(limits.max_model_len, pool.num_blocks * pool.block_size)
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []  # by rank: the next one first
         self.running: list[Sequence] = []  # in order of admission
         self.num_preemptions = 0
+        self._arrivals = 0
         self.num_prompt_tokens = 0  # prompts taken in
         self.num_cached_tokens = 0  # tokens found in the prefix cache instead of computed
 
@@ -71,7 +72,9 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self.check(len(sequence.prompt))
         self.num_prompt_tokens += len(sequence.prompt)
-        self.waiting.append(sequence)
+        self._arrivals += 1
+        sequence.rank = (sequence.params.priority, self._arrivals)
+        bisect.insort(self.waiting, sequence, key=_rank)
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
         """Take a sequence out, wherever it is. Harmless on one that has ended."""
@@ -103,10 +106,10 @@ class Scheduler:
         return Step(decodes + prefills)
 
     def _decodes(self) -> list[Scheduled]:
-        """One token for every decoding sequence; when blocks run out the last admitted are preempted."""
+        """One token for every decoding sequence; when blocks run out those of the last rank are preempted."""
         decodes = []
-        # A copy, since preemption shortens the list. Whoever is preempted comes later in it, or is the one at hand.
-        for sequence in list(self.running):
+        # By rank, so that whoever is preempted comes later, or is the one at hand, and has no token in this step yet.
+        for sequence in sorted(self.running, key=_rank):
             if sequence.status is Status.RUNNING and sequence.is_decoding and self._grow(sequence):
                 decodes.append(Scheduled(sequence, 1))
         return decodes
@@ -116,7 +119,7 @@ class Scheduler:
         if self.pool.blocks_for(len(sequence.tokens)) == len(sequence.blocks):
             return True
         while not self.pool.num_free:
-            victim = self.running[-1]
+            victim = max(self.running, key=_rank)
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -124,11 +127,11 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the head of the queue; its tokens, output included, are computed again when it returns."""
+        """Back to its place in the queue; its tokens, output included, are computed again when it returns."""
         self.running.remove(sequence)
         self.pool.release(sequence.forget_blocks())
         sequence.status = Status.WAITING
-        self.waiting.appendleft(sequence)
+        bisect.insort(self.waiting, sequence, key=_rank)
         self.num_preemptions += 1
 
     def _admit(self) -> Sequence | None:
@@ -142,7 +145,7 @@ class Scheduler:
         # One block to spare for every running sequence: each may need one soon, and would throw the newcomer out.
         if wanted + revived + len(self.running) > self.pool.num_free:
             return None
-        self.waiting.popleft()
+        del self.waiting[0]
         self.pool.hold(cached)
         sequence.blocks = cached + self.pool.allocate(wanted)
         sequence.num_computed = len(cached) * self.pool.block_size
@@ -178,3 +181,7 @@ class Scheduler:
             number = self.pool.register(sequence.blocks[index], sequence.prefix_number, tokens)
             sequence.prefix_number = number
             sequence.num_registered = index + 1
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank

@@ -1,6 +1,7 @@
 """One request's state: a list of tokens, and how many of them the model has seen."""
 
 import enum
+import time
 from dataclasses import dataclass, field
 
 from engine.block_pool import ROOT
@@ -22,6 +23,16 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+@dataclass(slots=True)
+class Times:
+    """By time.perf_counter()."""
+
+    arrived: float = field(default_factory=time.perf_counter)
+    seated: float | None = None  # in its first step
+    first_token: float = 0.0
+    last_token: float | None = None
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
     """There is no prefill phase: a sequence is done with its prompt when `num_computed` reaches `len(tokens) - 1`."""
@@ -29,11 +40,14 @@ class Sequence:
     prompt: list[int]
     params: SamplingParams
     seed: int
+    banned: tuple[tuple[int, ...], ...] = ()  # bad words as tokens
     tokens: list[int] = field(init=False)  # prompt and output
     num_computed: int = 0  # tokens whose K and V are in its blocks
     blocks: list[int] = field(default_factory=list)
     num_registered: int = 0  # leading blocks that the prefix cache knows
     prefix_number: int = ROOT  # the number under which it knows the last of them
+    rank: tuple[int, int] = (0, 0)  # priority, number of arrival: lower ones go first
+    times: Times = field(default_factory=Times)
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
 

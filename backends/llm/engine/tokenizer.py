@@ -17,6 +17,12 @@ class Tokenizer:
         """`special`: add what the model expects around a text, such as a BOS. A chat template brings its own."""
         return self._backend.encode(text, add_special_tokens=special).ids
 
+    def spellings(self, word: str) -> list[tuple[int, ...]]:
+        """The tokens of a word at the beginning of a text and, if that makes a difference, after a space."""
+        alone, inside = (tuple(self.encode(space + word.lstrip(), special=False)) for space in ("", " "))
+        differ = len(inside) == len(alone) and inside[:1] != alone[:1]
+        return [spelling for spelling in ([alone, inside] if differ else [alone]) if spelling]
+
     def decode(self, ids: Items[int], *, skip_special: bool = True) -> str:
         return self._backend.decode(list(ids), skip_special_tokens=skip_special)
 
