@@ -19,6 +19,10 @@ third column gives a type. `priority` goes into `sampling_parameters` alone: as 
 |---|---|---|---|---|
 """
 OTHERS = """
+`structured_outputs` is an object such as `{"json": {...a schema...}}`, `{"regex": "[a-z]+"}`,
+`{"choice": ["yes", "no"]}`, `{"grammar": "..."}` or `{"json_object": true}`; vLLM's older names, `guided_json` and so
+on, mean the same. As a request parameter an object or a list is JSON in a string.
+
 ## TensorRT-LLM's names
 
 | its name | here | input |

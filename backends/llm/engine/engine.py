@@ -1,5 +1,6 @@
 """The loop: `schedule`, `run`, `finish`, one step after the other, on a thread of its own."""
 
+import functools
 import logging
 import secrets
 import threading
@@ -44,6 +45,7 @@ class Engine:
         self.stats = Stats(kv_blocks=scheduler.pool.num_blocks)
         self._recorder = Recorder()
         self._runner = runner
+        self._guides = functools.cache(lambda: tokenizer.guides(runner.vocab_size))
         self._capacity = scheduler.limits.max_num_seqs + max_queue_size
         self._max_queue_size = max_queue_size
         self._max_queued_tokens = max_queued_tokens
@@ -70,7 +72,8 @@ class Engine:
         params.check_tokens(self._runner.vocab_size)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         banned = tuple(tokens for word in params.bad_words for tokens in self.tokenizer.spellings(word))
-        sequence = Sequence(prompt, params, seed, banned)
+        guide = self._guides().make(params.structured_outputs) if params.structured_outputs else None
+        sequence = Sequence(prompt, params, seed, banned, guide)
         generation = Generation(sequence, self.tokenizer, on_ready, self.stop_early)
         with self._wake:
             if self.failure or self._stopping:

@@ -48,6 +48,7 @@ class Generation:
         skip_special = params.skip_special_tokens
         self._detokenizer = Detokenizer(tokenizer, sequence.prompt, skip_special=skip_special)
         self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
+        self._end_tokens = tokenizer.eos_token_ids | set(params.stop_token_ids)
         self._show_end_token = params.include_stop_str_in_output
         self._textless: list[Sampled] = []  # tokens that have shown no text yet
         self._num_output = 0
@@ -84,7 +85,8 @@ class Generation:
         for index, token in enumerate(pending):
             self._textless.append(token)
             self._num_output += 1
-            is_end_token = end is not None and end[0] is FinishReason.STOP and index == len(pending) - 1
+            is_last = end is not None and end[0] is FinishReason.STOP and index == len(pending) - 1
+            is_end_token = is_last and token.token in self._end_tokens
             if self._show_end_token or not is_end_token:
                 text += self._push(token.token)
             if self._stops.stopped:

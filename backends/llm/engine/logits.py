@@ -14,10 +14,20 @@ NEVER = float("-inf")
 
 def process(logits: torch.Tensor, sequences: Items[Sequence], eos_token_ids: frozenset[int]) -> None:
     """logits: [R, vocabulary] float, a row for each sequence; changed in place."""
+    _guide(logits, sequences)
     _allow(logits, sequences)
     _ban(logits, sequences, eos_token_ids)
     _bias(logits, sequences)
     _penalise(logits, sequences)
+
+
+def _guide(logits: torch.Tensor, sequences: Items[Sequence]) -> None:
+    guides = {row: sequence.guide for row, sequence in enumerate(sequences) if sequence.guide}
+    if guides:
+        bits = np.unpackbits(np.stack([guide.allowed() for guide in guides.values()]), axis=1, bitorder="little")
+        shut = torch.from_numpy(bits[:, : logits.shape[-1]] == 0).to(logits.device)
+        rows = list(guides)
+        logits[rows] = logits[rows].masked_fill(shut, NEVER)
 
 
 def _allow(logits: torch.Tensor, sequences: Items[Sequence]) -> None:

@@ -119,6 +119,8 @@ class ModelRunner:
         for sequence, one in zip(sampling, sample(logits, sampling, self.eos_token_ids), strict=True):
             if one is None:
                 result.failed[sequence] = _why_no_token(sequence)
+            elif sequence.guide and not sequence.guide.accept(one.token):
+                result.failed[sequence] = f"structured_outputs can't go on: {sequence.guide.error}"
             else:
                 result.sampled[sequence] = one
         return result
@@ -129,7 +131,7 @@ class ModelRunner:
 
 def _why_no_token(sequence: Sequence) -> str:
     params = sequence.params
-    rules = params.allowed_token_ids or params.logit_bias or sequence.banned
+    rules = sequence.guide or params.allowed_token_ids or params.logit_bias or sequence.banned
     return "the model computed NaN or infinite logits" + (", or the request's rules leave no token" if rules else "")
 
 

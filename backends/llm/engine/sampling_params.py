@@ -9,6 +9,7 @@ from typing import Any
 from engine.coercion import coerce
 from engine.config import nearest
 from engine.errors import InvalidRequest, shown
+from engine.structured import OLDER_NAMES, Structure
 
 GREEDY_BELOW = 1e-5  # temperatures under this would overflow when logits are divided by them
 
@@ -68,6 +69,11 @@ class SamplingParams:
         (), "an object of token ids and numbers in [-100, 100]", "added to these tokens' logits"
     )
     allowed_token_ids: tuple[int, ...] = option((), "token ids of at least 0", "nothing but these; none: all tokens")
+    structured_outputs: Structure | None = option(  # noqa: RUF009  (a field like the others; ruff knows not the type)
+        None,
+        "an object with exactly one of json, json_object, regex, choice, grammar",
+        "the answer matches this JSON schema, expression, list of texts or grammar (GBNF or Lark)",
+    )
     skip_special_tokens: bool = option(True, "true or false", "leaves tokens such as `<|im_end|>` out of the text")
     logprobs: int | None = option(
         None, "an integer in [0, 20]", "with `return_logprobs`: the chosen token and so many likeliest ones"
@@ -141,12 +147,15 @@ class SamplingParams:
             name = ALIASES.get(typed, typed)
             if value is None or (typed in NEUTRAL and _is_neutral(typed, value)):
                 continue
+            if typed in OLDER_NAMES:
+                name, value = "structured_outputs", {OLDER_NAMES[typed]: value}
             if name not in kinds:
                 known = ", ".join(kinds)
                 raise InvalidRequest(f"unknown parameter {shown(typed)}{nearest(typed, kinds)}; known: {known}")
             if name in given:
                 raise InvalidRequest(f"{name} is given twice: under this name and as {typed}")
-            given[name] = coerce(name, kinds[name], value)
+            is_structure = name == "structured_outputs"
+            given[name] = Structure.of(typed, value) if is_structure else coerce(name, kinds[name], value)
         return cls(**given)
 
 

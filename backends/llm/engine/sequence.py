@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from engine.block_pool import ROOT
 from engine.sampling_params import SamplingParams
+from engine.structured import Guide
 
 
 class Status(enum.Enum):
@@ -41,6 +42,7 @@ class Sequence:
     params: SamplingParams
     seed: int
     banned: tuple[tuple[int, ...], ...] = ()  # bad words as tokens
+    guide: Guide | None = None
     tokens: list[int] = field(init=False)  # prompt and output
     num_computed: int = 0  # tokens whose K and V are in its blocks
     blocks: list[int] = field(default_factory=list)
@@ -82,6 +84,8 @@ def finish_reason(sequence: Sequence, eos_token_ids: frozenset[int], max_len: in
             return FinishReason.STOP
         if token in params.stop_token_ids:
             return FinishReason.STOP
+    if sequence.guide and sequence.guide.complete:
+        return FinishReason.STOP
     if sequence.num_output >= params.max_tokens or len(sequence.tokens) >= max_len:
         return FinishReason.LENGTH
     return None

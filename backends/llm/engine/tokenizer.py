@@ -4,6 +4,7 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 from engine.errors import InvalidRequest, shown
+from engine.structured import Guides
 
 
 class Tokenizer:
@@ -12,6 +13,9 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self.eos_token_ids = eos_token_ids
+
+    def guides(self, vocab_size: int) -> Guides:
+        return Guides(self._tokenizer, self.eos_token_ids, vocab_size)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """`special`: add what the model expects around a text, such as a BOS. A chat template brings its own."""
