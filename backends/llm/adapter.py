@@ -4,6 +4,7 @@ accept() --> Engine.submit --> the engine's loop --> Generation --> sender threa
                   ^                                                 watcher thread: has a client left?
 """
 
+import contextlib
 import faulthandler
 import logging
 import queue
@@ -33,7 +34,7 @@ class Adapter:
         _log_through_triton()
         self._engine: Engine = load_engine(config)
         self._metrics = Metrics(lambda: self._engine.stats, {"model": name, "version": version})
-        self._replies: dict[Reply, Generation | None] = {}  # all that have had no final response
+        self._replies: dict[Reply, list[Generation]] = {}  # all that have had no final response
         self._batched = batched
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)  # notified when the last reply is forgotten
@@ -65,32 +66,49 @@ class Adapter:
         wanted = read_request(tensor, request.parameters(), self._engine.tokenizer)
         reply = Reply(sender, wanted, self._engine.tokenizer, batched=self._batched)
         with self._lock:
-            self._replies[reply] = None
+            self._replies[reply] = []
         try:
-            generation = self._engine.submit(
+            generations = self._engine.submit(
                 wanted.prompt, wanted.params, lambda ready: self._ready.put((reply, ready))
             )
         except BaseException:
             self._forget(reply)
             raise
         with self._lock:
-            if reply in self._replies:  # else it has had its final response already
-                self._replies[reply] = generation
+            if reply in self._replies:
+                self._replies[reply] = generations
+                return
+        for generation in generations:  # it has had its final response already
+            self._engine.cancel(generation)
 
     def _send(self) -> None:
         """The only thread that sends what was generated; what piles up meanwhile goes out as one response."""
-        while (item := self._ready.get()) is not None:
-            reply, generation = item
-            try:
-                delta = generation.drain()
-                if delta:
-                    reply.send(delta)
-            except Exception as error:
-                logging.exception("a response could not be sent")
-                self._engine.cancel(generation)
-                reply.fail(error)
-            if reply.closed:
-                self._forget(reply)
+        while None not in (ready := self._take()):
+            together: dict[Reply, list[Generation]] = {}
+            for reply, generation in filter(None, ready):
+                together.setdefault(reply, []).append(generation)
+            for reply, generations in together.items():
+                self._pass_on(reply, generations)
+
+    def _take(self) -> list[tuple[Reply, Generation] | None]:
+        """All that is ready, at least one: several answers to one prompt go out as one response."""
+        taken = [self._ready.get()]
+        with contextlib.suppress(queue.Empty):
+            while taken[-1] is not None:
+                taken.append(self._ready.get_nowait())
+        return taken
+
+    def _pass_on(self, reply: Reply, generations: list[Generation]) -> None:
+        try:
+            drained = {generation.index: generation.drain() for generation in generations}
+            deltas = {index: delta for index, delta in drained.items() if delta}
+            if deltas:
+                reply.send(deltas)
+        except Exception as error:
+            logging.exception("a response could not be sent")
+            reply.fail(error)
+        if reply.closed:
+            self._forget(reply)
 
     def _watch(self) -> None:
         """Triton tells nobody that a client has left; it has to be asked, for waiting and silent requests too."""
@@ -99,17 +117,21 @@ class Adapter:
         while not self._closing.wait(max(WATCH_SECONDS, 4 * spent)):
             began = time.perf_counter()
             with self._lock:
-                held = [(reply, generation) for reply, generation in self._replies.items() if generation]
-            for reply, generation in held:
+                held = [(reply, generations) for reply, generations in self._replies.items() if generations]
+            for reply, generations in held:
                 if reply.is_cancelled():
-                    self._engine.cancel(generation)
+                    for generation in generations:
+                        self._engine.cancel(generation)
             spent = time.perf_counter() - began
 
     def _forget(self, reply: Reply) -> None:
         with self._lock:
-            self._replies.pop(reply, None)
+            generations = self._replies.pop(reply, [])
             if not self._replies:
                 self._idle.notify_all()
+        for generation in generations:
+            if not generation.finished:  # as when another answer to the same request has failed
+                self._engine.cancel(generation)
 
     def wait_until_idle(self) -> None:
         """Until every request that was accepted has had its final response."""

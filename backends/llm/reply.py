@@ -2,6 +2,8 @@
 
 import json
 import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import triton_python_backend_utils as pb_utils
 from engine.errors import Cancelled, EngineFailure, InvalidRequest, QueueFull, TimedOut
 from engine.generation import Delta
 from engine.sampler import Sampled
+from engine.sequence import FinishReason
 from engine.tokenizer import Tokenizer
 from request import Request
 
@@ -22,6 +25,22 @@ STATUS: dict[type[Exception], str] = {
 }
 
 
+@dataclass
+class Choice:
+    """What one of a request's answers has not sent yet, and what of it goes on from response to response."""
+
+    text: str
+    tokens: list[Sampled] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    finish_reason: FinishReason | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.tokens += delta.tokens
+        self.cumulative_logprob += sum(token.logprob or 0.0 for token in delta.tokens)
+        self.finish_reason = delta.finish_reason
+
+
 class Reply:
     """One client's responses. Sends exactly one final response, whatever happens.
 
@@ -30,14 +49,12 @@ class Reply:
     """
 
     def __init__(self, sender: Any, request: Request, tokenizer: Tokenizer, *, batched: bool) -> None:
-        """`batched`: tensors go out as [1, n] instead of [n]."""
+        """`batched`: tensors go out as [1, n] instead of [n], for n answers."""
         self._sender = sender
         self._request = request
         self._tokenizer = tokenizer
         self._batched = batched
-        self._text = request.prefix
-        self._tokens: list[Sampled] = []
-        self._cumulative_logprob = 0.0
+        self._choices = [Choice(request.prefix) for _ in range(request.params.n)]
         self._lock = threading.Lock()
         self.closed = False  # the final response is out
 
@@ -45,19 +62,21 @@ class Reply:
         with self._lock:
             return not self.closed and bool(self._sender.is_cancelled())
 
-    def send(self, delta: Delta) -> None:
-        """Streaming: at once. Otherwise all of it with the last delta."""
-        if delta.error:
-            self.fail(delta.error)
-            return
-        self._text += delta.text
-        self._tokens += delta.tokens
-        if self._request.stream or delta.finish_reason:
-            response = pb_utils.InferenceResponse(self._tensors(delta))
-            self._text, self._tokens = "", []
+    def send(self, deltas: Mapping[int, Delta]) -> None:
+        """`deltas`: by the index of their answers. Streaming: at once. Otherwise all of it with the last one."""
+        for index, delta in deltas.items():
+            if delta.error:
+                self.fail(delta.error)
+                return
+            self._choices[index].add(delta)
+        done = all(choice.finish_reason for choice in self._choices)
+        if self._request.stream or done:
+            response = pb_utils.InferenceResponse(self._tensors())
+            for choice in self._choices:
+                choice.text, choice.tokens = "", []
             with self._lock:
                 if not self.closed:
-                    self.closed = delta.finish_reason is not None
+                    self.closed = done
                     self._sender.send(response, flags=_final() if self.closed else 0)
 
     def fail(self, error: Exception) -> None:
@@ -67,27 +86,26 @@ class Reply:
                 self.closed = True
                 send_error(self._sender, error)
 
-    def _tensors(self, delta: Delta) -> list[Any]:
-        returns = self._request.returns
-        self._cumulative_logprob += sum(token.logprob or 0.0 for token in self._tokens)
-        values = {"text_output": _string(self._text)}
+    def _tensors(self) -> list[Any]:
+        returns, choices = self._request.returns, self._choices
+        values = {"text_output": _strings(choice.text for choice in choices)}
         if "finish_reason" in returns:
-            values["finish_reason"] = _string(delta.finish_reason or "None")
+            values["finish_reason"] = _strings(choice.finish_reason or "None" for choice in choices)
         if "cumulative_logprob" in returns:
-            values["cumulative_logprob"] = np.array([self._cumulative_logprob], np.float32)
+            values["cumulative_logprob"] = np.array([choice.cumulative_logprob for choice in choices], np.float32)
         if "logprobs" in returns:
-            values["logprobs"] = _string(json.dumps(self._logprobs()))
+            values["logprobs"] = _strings(json.dumps(self._logprobs(choice)) for choice in choices)
         if "num_input_tokens" in returns:
             values["num_input_tokens"] = np.array([len(self._request.prompt)], np.uint32)
         if "num_output_tokens" in returns:
-            values["num_output_tokens"] = np.array([len(self._tokens)], np.uint32)
+            values["num_output_tokens"] = np.array([len(choice.tokens) for choice in choices], np.uint32)
         return [pb_utils.Tensor(name, value[None] if self._batched else value) for name, value in values.items()]
 
-    def _logprobs(self) -> list[dict[int, dict[str, Any]]] | None:
+    def _logprobs(self, choice: Choice) -> list[dict[int, dict[str, Any]]] | None:
         """For each new token: itself and the likeliest ones, by token id."""
         if not self._request.show_logprobs:
             return None
-        return [self._logprob(token) for token in self._tokens]
+        return [self._logprob(token) for token in choice.tokens]
 
     def _logprob(self, sampled: Sampled) -> dict[int, dict[str, Any]]:
         ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(sampled.top, start=1)]
@@ -115,5 +133,5 @@ def _final() -> int:
     return flag
 
 
-def _string(text: str) -> np.ndarray:
-    return np.array([text.encode("utf-8")], dtype=np.object_)
+def _strings(texts: Iterable[str]) -> np.ndarray:
+    return np.array([text.encode("utf-8") for text in texts], dtype=np.object_)

@@ -83,7 +83,7 @@ class Consumer:
         self.deltas: list[Delta] = []
         values = {"temperature": 0.0, "max_tokens": 5, **params}
         prompt = [100] * prompt_length
-        self.generation = engine.submit(prompt, SamplingParams(**values), self.calls.put)  # type: ignore[arg-type]
+        (self.generation,) = engine.submit(prompt, SamplingParams(**values), self.calls.put)  # type: ignore[arg-type]
 
     def drain_once(self) -> Delta | None:
         delta = self.calls.get(timeout=SOON).drain()
@@ -369,7 +369,7 @@ def test_a_step_that_raises_ends_its_requests_and_no_others(engines: Engines) ->
 
     def second_fails(step: Step) -> None:
         if engines.runner.num_steps == 2:
-            raise MemoryError("no memory for this step")
+            raise OSError("no device for this step")
 
     engines.runner.before = second_fails
     engines.runner.free()
@@ -377,7 +377,7 @@ def test_a_step_that_raises_ends_its_requests_and_no_others(engines: Engines) ->
         last = consumer.finish()
         assert last.finish_reason is FinishReason.ERROR
         assert isinstance(last.error, EngineFailure)
-        assert "MemoryError: no memory for this step" in str(last.error)
+        assert "OSError: no device for this step" in str(last.error)
     assert waiting.finish().finish_reason is FinishReason.LENGTH
     assert engine.failure is None
 
@@ -555,3 +555,66 @@ def test_everyone_gets_exactly_one_end_while_threads_race(engines: Engines, seed
     assert not problems
     assert len(ends) == 150
     assert set(ends) == {FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP}
+
+
+def test_several_answers_have_seeds_and_ends_of_their_own(engines: Engines) -> None:
+    engine = engines.start(seats=3)
+    engines.runner.next_token = lambda sequence: sequence.seed
+    calls: queue.Queue[Generation] = queue.Queue()
+    generations = engine.submit([1, 2], SamplingParams(n=3, seed=2**63 - 1, max_tokens=2), calls.put)
+    tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    while not all(generation.finished for generation in generations):
+        generation = calls.get(timeout=SOON)
+        if delta := generation.drain():
+            tokens[generation.index] += [sampled.token for sampled in delta.tokens]
+    assert tokens == {0: [2**63 - 1] * 2, 1: [0], 2: [1] * 2}, "0 is an end token here"
+
+
+def test_a_queue_takes_all_answers_of_a_request_or_none(engines: Engines) -> None:
+    engine = engines.start(seats=2, queue_size=1)
+    engines.runner.hold()
+    first = Consumer(engine)
+    with pytest.raises(QueueFull):
+        engine.submit([1], SamplingParams(n=3), lambda ready: None)
+    second, third = Consumer(engine), Consumer(engine)
+    engines.runner.free()
+    for consumer in (first, second, third):
+        assert consumer.finish().finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 GB")])
+def test_a_step_that_runs_out_of_memory_is_tried_again_smaller(engines: Engines, error: Exception) -> None:
+    engine = engines.start(seats=6, budget=24)
+    sizes: list[int] = []
+
+    def little_memory(step: Step) -> None:
+        sizes.append(step.num_tokens)
+        if step.num_tokens > 4:
+            raise error
+
+    engines.runner.before = little_memory
+    engines.runner.hold()
+    consumers = [Consumer(engine, prompt_length=4, max_tokens=5) for _ in range(6)]
+    engines.runner.free()
+    for consumer in consumers:
+        assert consumer.finish().finish_reason is FinishReason.LENGTH
+        assert consumer.tokens == [1, 2, 3, 4, 5]
+    assert max(sizes) > 4
+    engines.runner.before = lambda step: None
+    wait_for(lambda: engine.stats.running == 0)
+    consumers = [Consumer(engine, prompt_length=4) for _ in range(6)]
+    for consumer in consumers:
+        assert consumer.finish().finish_reason is FinishReason.LENGTH
+    assert engine.failure is None
+
+
+def test_memory_that_is_too_small_for_one_token_ends_the_request(engines: Engines) -> None:
+    engine = engines.start()
+
+    def none_at_all(step: Step) -> None:
+        raise MemoryError("none at all")
+
+    engines.runner.before = none_at_all
+    assert "none at all" in str(Consumer(engine).finish().error)
+    engines.runner.before = lambda step: None
+    assert Consumer(engine).finish().finish_reason is FinishReason.LENGTH

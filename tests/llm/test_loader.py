@@ -63,7 +63,7 @@ def answer(engine: Engine, prompt: list[int], max_tokens: int = 12) -> list[int]
         ready.release()
 
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    generation = engine.submit(prompt, params, on_ready)
+    (generation,) = engine.submit(prompt, params, on_ready)
     tokens: list[int] = []
     while not generation.finished:
         assert ready.acquire(timeout=30)

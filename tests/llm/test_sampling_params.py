@@ -104,8 +104,8 @@ OUT_OF_RANGE = [
     ("priority", 2**31, "an integer in [-2^31, 2^31)"),
     ("max_time", 0.0, "a number above 0"),
     ("max_queue_time", float("inf"), "a number above 0"),
-    ("n", 2, "1 (several completions"),
-    ("n", 0, "1 (several completions"),
+    ("n", 65, "an integer in [1, 64], and 1 if"),
+    ("n", 0, "an integer in [1, 64], and 1 if"),
 ]
 
 

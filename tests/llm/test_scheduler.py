@@ -461,3 +461,30 @@ def test_the_last_in_priority_gives_way_and_returns_before_those_after_it() -> N
     for name in ("high", "low", "later"):
         bench.abort(name)
     bench.check_all_is_free()
+
+
+def test_answers_to_one_prompt_compute_it_once() -> None:
+    bench = Bench(seats=4, budget=6, block_size=4, prefix_caching=True)
+    leader = bench.add("a", 10, max_tokens=2)
+    for name in ("b", "c"):
+        follower = bench.add(name, leader.prompt, max_tokens=2)
+        follower.leader = leader
+    bench.add("other", 2, max_tokens=1)
+    # Two chunks for the leader, beside which others go on; then the followers compute what is behind the full blocks.
+    assert [bench.step() for _ in range(3)] == ["a6", "a4 other2", "a1 b2 c2"]
+    assert bench["b"].blocks[:2] == bench["c"].blocks[:2]
+    assert bench["b"].blocks[2:] != bench["c"].blocks[2:]
+    bench.run()
+    bench.check_all_is_free()
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_a_leader_that_ends_early_keeps_nobody_waiting(prefix_caching: bool) -> None:
+    bench = Bench(budget=4, prefix_caching=prefix_caching)
+    leader = bench.add("a", 10, max_tokens=2)
+    bench.add("b", leader.prompt, max_tokens=1).leader = leader
+    assert bench.step() == "a4"
+    bench.abort("a")
+    bench.run()
+    assert bench["b"].finish_reason is FinishReason.LENGTH
+    bench.check_all_is_free()

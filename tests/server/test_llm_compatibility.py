@@ -141,3 +141,42 @@ def test_payloads_of_load_tools_are_taken(llm_modes_server: TritonServer, payloa
             texts += [] if result.as_numpy("text_output") is None else [result.as_numpy("text_output")[0]]
         client.stop_stream()
     assert 1 <= len(texts) <= 8
+
+
+def several(url: str, stream: bool, **asked: Any) -> list[dict[str, np.ndarray]]:
+    """All responses, with all elements of their tensors."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    responses: list[dict[str, np.ndarray]] = []
+    with grpc.InferenceServerClient(url) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        sampling = json.dumps({"max_tokens": 20, "ignore_eos": True, "seed": 3, "n": 3} | asked)
+        wanted = tensors(text_input="abc", stream=stream, exclude_input_in_output=True, sampling_parameters=sampling)
+        for name in ("return_finish_reason", "return_num_output_tokens"):
+            wanted.append(grpc.InferInput(name, [1], "BOOL"))
+            wanted[-1].set_data_from_numpy(np.array([True]))
+        client.async_stream_infer("llm", wanted, enable_empty_final_response=True)
+        final = False
+        while not final:
+            result, error = answers.get(timeout=60)
+            assert error is None, error
+            response = result.get_response()
+            final = response.parameters["triton_final_response"].bool_param
+            responses.append({output.name: result.as_numpy(output.name) for output in response.outputs})
+        client.stop_stream()
+    return responses
+
+
+def test_several_answers_to_one_prompt_come_side_by_side(llm_modes_server: TritonServer) -> None:
+    alone = [
+        ask(llm_modes_server.grpc, "llm", "abc", sampling={"max_tokens": 20, "ignore_eos": True, "seed": seed}).text
+        for seed in (3, 4, 5)
+    ]
+    (whole,) = several(llm_modes_server.grpc, stream=False)
+    assert [text.decode() for text in whole["text_output"]] == alone
+    assert whole["finish_reason"].tolist() == [b"length"] * 3
+    assert whole["num_output_tokens"].tolist() == [20] * 3
+    parts = several(llm_modes_server.grpc, stream=True)
+    assert all(part["text_output"].shape == (3,) for part in parts)
+    assert ["".join(part["text_output"][index].decode() for part in parts) for index in range(3)] == alone
+    assert np.sum([part["num_output_tokens"] for part in parts], axis=0).tolist() == [20] * 3
+    assert parts[-1]["finish_reason"].tolist() == [b"length"] * 3

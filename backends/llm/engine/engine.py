@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
+
 from engine.errors import Cancelled, EngineFailure, QueueFull, RequestError, TimedOut
 from engine.generation import Generation
 from engine.model_runner import StepOutput
@@ -60,8 +62,11 @@ class Engine:
 
     # Any thread
 
-    def submit(self, prompt: list[int], params: SamplingParams, on_ready: Callable[[Generation], None]) -> Generation:
-        """Queue a request. `on_ready` is called from the loop, so it must be quick.
+    def submit(
+        self, prompt: list[int], params: SamplingParams, on_ready: Callable[[Generation], None]
+    ) -> list[Generation]:
+        """Queue a request: one generation for each of its `n` answers. `on_ready` is called from the loop, so it must
+        be quick.
 
         Raises:
             InvalidRequest: the prompt can never run, or a parameter names a token that the model doesn't have.
@@ -72,23 +77,27 @@ class Engine:
         params.check_tokens(self._runner.vocab_size)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         banned = tuple(tokens for word in params.bad_words for tokens in self.tokenizer.spellings(word))
-        guide = self._guides().make(params.structured_outputs) if params.structured_outputs else None
-        sequence = Sequence(prompt, params, seed, banned, guide)
-        generation = Generation(sequence, self.tokenizer, on_ready, self.stop_early)
+        generations: list[Generation] = []
+        for index in range(params.n):
+            guide = self._guides().make(params.structured_outputs) if params.structured_outputs else None
+            leader = generations[0].sequence if generations else None
+            sequence = Sequence(prompt, params, (seed + index) % 2**63, banned, guide, leader)
+            generations.append(Generation(sequence, self.tokenizer, on_ready, self.stop_early, index))
         with self._wake:
             if self.failure or self._stopping:
                 raise EngineFailure(f"the engine has stopped: {self.failure or 'the model is being unloaded'}")
-            self._check_room(len(prompt))
-            self._generations[sequence] = generation
-            self._inbox.append(lambda: self._add(generation))
+            self._check_room(params.n, len(prompt))
+            self._generations |= {generation.sequence: generation for generation in generations}
+            self._inbox.append(lambda: self._add(generations))
             self._wake.notify()
-        return generation
+        return generations
 
-    def _check_room(self, num_tokens: int) -> None:
+    def _check_room(self, answers: int, num_tokens: int) -> None:
         seats = self.scheduler.limits.max_num_seqs
         held = len(self._generations)
-        if held >= self._capacity:
-            raise QueueFull(f"the queue is full: {held - seats} waiting; allowed: {self._max_queue_size}")
+        if held + answers > self._capacity:
+            waiting = max(0, held - seats)
+            raise QueueFull(f"the queue is full: {waiting} waiting; allowed: {self._max_queue_size}")
         if self._max_queued_tokens and held >= seats:
             tokens = sum(len(sequence.tokens) for sequence in self._generations if sequence.status is Status.WAITING)
             if tokens + num_tokens > self._max_queued_tokens:
@@ -135,6 +144,7 @@ class Engine:
             self._end_late_ones()
             if not self.scheduler.is_idle:
                 return True
+            self.scheduler.grow_back()
             self.scheduler.pool.check_integrity()
             if self.scheduler.pool.num_used:
                 raise RuntimeError(f"{self.scheduler.pool.num_used} KV blocks are held, but no sequence is running")
@@ -151,11 +161,12 @@ class Engine:
         for command in commands:
             command()
 
-    def _add(self, generation: Generation) -> None:
-        self.scheduler.add(generation.sequence)
-        params = generation.sequence.params
-        if params.max_time or params.max_queue_time:
-            self._impatient.add(generation)
+    def _add(self, generations: list[Generation]) -> None:
+        for generation in generations:
+            self.scheduler.add(generation.sequence)
+            params = generation.sequence.params
+            if params.max_time or params.max_queue_time:
+                self._impatient.add(generation)
 
     def _end_late_ones(self) -> None:
         now = time.perf_counter()
@@ -200,7 +211,10 @@ class Engine:
             generation.put(output.sampled[sequence], sequence.finish_reason)
 
     def _survive(self, step: Step, error: Exception) -> None:
-        """End the requests of a step that raised; the others never notice."""
+        """Try a step that ran out of memory again, smaller; else end its requests. The others never notice."""
+        if _out_of_memory(error) and self.scheduler.shrink(step):
+            log.warning("a step of %d tokens ran out of memory (%s): trying half of it", step.num_tokens, error)
+            return
         log.exception("a step of %d tokens failed", step.num_tokens)
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= FAILURES_IN_A_ROW:
@@ -233,3 +247,8 @@ class Engine:
 
     def _update_stats(self) -> None:
         self.stats = self._recorder.snapshot(self.scheduler)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    # On a CPU torch raises a plain RuntimeError.
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

@@ -22,7 +22,7 @@ class Delta:
 
 
 class Generation:
-    """One request on its way through the engine.
+    """One answer on its way through the engine.
 
     What piled up between two calls of `drain` comes as one delta, so a slow consumer costs neither time nor, beyond
     the tokens themselves, memory. Text is made here, on the consumer's thread: the loop deals in token ids only.
@@ -34,10 +34,16 @@ class Generation:
         tokenizer: Tokenizer,
         on_ready: Callable[["Generation"], None],
         on_stop: Callable[["Generation"], None],
+        index: int = 0,
     ) -> None:
-        """`on_ready`: called, from the loop, when there is something to drain, once until it is drained.
-        `on_stop`: called, from the consumer, when a stop string makes further tokens pointless."""
+        """
+        Args:
+            on_ready: called, from the loop, when there is something to drain, once until it is drained.
+            on_stop: called, from the consumer, when a stop string makes further tokens pointless.
+            index: which of a request's answers this is.
+        """
         self.sequence = sequence
+        self.index = index
         self._on_ready = on_ready
         self._on_stop = on_stop
         self._lock = threading.Lock()

@@ -88,7 +88,11 @@ class SamplingParams:
     max_time: float | None = option(
         None, "a number above 0", "seconds; a request that is not done by then fails; null: no limit"
     )
-    n: int = option(1, "1 (several completions of one prompt are not supported: send it n times)", "answers")
+    n: int = option(
+        1,
+        "an integer in [1, 64], and 1 if the likeliest token is taken",
+        "answers to one prompt, seeded seed + 0, 1, 2, ...",
+    )
 
     def __post_init__(self) -> None:
         self._require("temperature", math.isfinite(self.temperature) and 0 <= self.temperature <= 2)
@@ -111,7 +115,7 @@ class SamplingParams:
         self._require("priority", -(2**31) <= self.priority < 2**31)
         for name in ("max_queue_time", "max_time"):
             self._require(name, getattr(self, name) is None or 0 < getattr(self, name) < math.inf)
-        self._require("n", self.n == 1)
+        self._require("n", 1 <= self.n <= 64 and (self.n == 1 or not self.greedy))
 
     def _require(self, name: str, ok: bool) -> None:
         if not ok:

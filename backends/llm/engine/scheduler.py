@@ -52,6 +52,8 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of admission
         self.num_preemptions = 0
         self._arrivals = 0
+        self._seats = limits.max_num_seqs
+        self._budget = limits.max_num_batched_tokens
         self.num_prompt_tokens = 0  # prompts taken in
         self.num_cached_tokens = 0  # tokens found in the prefix cache instead of computed
 
@@ -91,7 +93,7 @@ class Scheduler:
         sequence.finish_reason = reason
 
     def schedule(self) -> Step:
-        budget = self.limits.max_num_batched_tokens
+        budget = self._budget
         decodes = self._decodes()
         budget -= len(decodes)
         prefills = []
@@ -136,16 +138,18 @@ class Scheduler:
 
     def _admit(self) -> Sequence | None:
         """Seat the first in the queue with blocks for all its tokens, so that no prompt is stuck half-way."""
-        if not self.waiting or len(self.running) >= self.limits.max_num_seqs:
+        if not self.waiting or len(self.running) >= self._seats:
             return None
-        sequence = self.waiting[0]
+        sequence = next((each for each in self.waiting if not self._waits_for_leader(each)), None)
+        if sequence is None:
+            return None
         cached = self.pool.match(sequence.tokens) if self.limits.prefix_caching else []
         revived = sum(self.pool.is_free(block) for block in cached)
         wanted = self.pool.blocks_for(len(sequence.tokens)) - len(cached)
         # One block to spare for every running sequence: each may need one soon, and would throw the newcomer out.
         if wanted + revived + len(self.running) > self.pool.num_free:
             return None
-        del self.waiting[0]
+        self.waiting.remove(sequence)
         self.pool.hold(cached)
         sequence.blocks = cached + self.pool.allocate(wanted)
         sequence.num_computed = len(cached) * self.pool.block_size
@@ -156,6 +160,32 @@ class Scheduler:
         sequence.status = Status.RUNNING
         self.running.append(sequence)
         return sequence
+
+    def shrink(self, step: Step) -> bool:
+        """After a step that ran out of memory: half of it from now on, until all is done. False when that is nothing.
+
+        Nothing of the step counts as computed. Those of the last rank give way.
+        """
+        if step.num_tokens < 2:
+            return False
+        self._budget = step.num_tokens // 2
+        self._seats = min(self._seats, self._budget)
+        while len(self.running) > self._seats:
+            self._preempt(max(self.running, key=_rank))
+        return True
+
+    def grow_back(self) -> None:
+        self._seats, self._budget = self.limits.max_num_seqs, self.limits.max_num_batched_tokens
+
+    def _waits_for_leader(self, sequence: Sequence) -> bool:
+        """Whether another answer computes the same prompt right now: its full blocks can be shared when it is done."""
+        leader = sequence.leader
+        return (
+            self.limits.prefix_caching
+            and leader is not None
+            and leader.status is Status.RUNNING
+            and leader.num_computed < len(leader.prompt)
+        )
 
     def finish(self, step: Step, sampled: dict[Sequence, int]) -> list[Sequence]:
         """Take in what a step computed. Returns the sequences that got a token; those that end with it have ended."""

@@ -43,6 +43,7 @@ class Sequence:
     seed: int
     banned: tuple[tuple[int, ...], ...] = ()  # bad words as tokens
     guide: Guide | None = None
+    leader: "Sequence | None" = None  # another answer to the same prompt, whose blocks this one waits to share
     tokens: list[int] = field(init=False)  # prompt and output
     num_computed: int = 0  # tokens whose K and V are in its blocks
     blocks: list[int] = field(default_factory=list)
