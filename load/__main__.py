@@ -9,6 +9,7 @@ USAGE = """Usage: scripts/load COMMAND [ARGUMENTS]; each COMMAND has a --help
   compare   starts a fresh server for each batching mode, sends all the same traffic, and writes tables and plots
   report    writes the report of a comparison anew, with another SLO perhaps
   advise    searches the settings with the highest goodput under an SLO on this machine, and prints the lines to paste
+  soak      sends a server everything that goes wrong, for long, and checks that each request ends exactly once
   run       sends traffic to a server that runs: Locust with our users, on its web page, headless or distributed
 """
 
@@ -31,6 +32,10 @@ def main() -> int:
         from load import advise
 
         return advise.main(arguments)
+    if command == "soak":
+        from load import soak
+
+        return soak.main(arguments)
     print(USAGE, file=sys.stdout if command in ("-h", "--help") else sys.stderr)
     return 0 if command in ("-h", "--help") else 2
 
