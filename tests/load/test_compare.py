@@ -257,10 +257,10 @@ def test_a_comparison_must_not_change_its_work(tmp_path: Path) -> None:
 # Locust, against a server with known delays
 
 
-def command(server: FakeTriton, folder: Path) -> list[str]:
+def command(server: FakeTriton, folder: Path, rates: str) -> list[str]:
     url = f"127.0.0.1:{server.grpc.split(':')[1]},{server.http.split(':')[1]},{server.metrics.split(':')[1]}"
     made = [sys.executable, "-m", "load", "compare", "--url", url, "--models", "llm", "--requests", "20"]
-    return [*made, "--output-lengths", "fixed:5", "--rate", "20,21", "--name", str(folder)]
+    return [*made, "--output-lengths", "fixed:5", "--rate", rates, "--name", str(folder)]
 
 
 def locusts(folder: Path) -> list[str]:
@@ -278,9 +278,11 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 def test_ctrl_c_ends_locust_and_reports_what_is_measured(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
-    second = folder / "runs" / "llm.21-s-fixed-5.0.part" / "samples.jsonl"
+    second = folder / "runs" / "llm.0.5-s-fixed-5.0.part" / "samples.jsonl"
     with FakeTriton(Pace(first=0.05, gap=0.05)) as server:
-        process = subprocess.Popen(command(server, folder), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command(server, folder, "20,0.5"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
         try:
             wait_for(lambda: second.exists() or process.poll() is not None)
             assert locusts(folder)
