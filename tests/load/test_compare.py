@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from load import compare, drive, report
@@ -263,10 +264,10 @@ def command(server: FakeTriton, folder: Path, rates: str) -> list[str]:
     return [*made, "--output-lengths", "fixed:5", "--rate", rates, "--name", str(folder)]
 
 
-def locusts(folder: Path) -> list[str]:
+def locusts(folder: Path) -> list[int]:
     """Processes that write below `folder`."""
-    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
-    return [line for line in found if f"--samples {folder}" in line]
+    running = psutil.process_iter(["cmdline"])
+    return [process.pid for process in running if f"--samples {folder}" in " ".join(process.info["cmdline"] or ())]
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
