@@ -40,7 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
-NAME = re.compile(r"[a-zA-Z_:][\w:]*(?!\s*\(|[\w:])")
+NAME = re.compile(r"(?<![\w.])[a-zA-Z_:][\w:]*(?!\s*\(|[\w:])")
 WORDS = {"and", "or", "unless", "bool", "offset", "inf", "nan", "s", "m", "h"}
 
 
