@@ -1,4 +1,4 @@
-"""The files of docker/ as a user gets them: tools of the virtual environment, the chart rendered, metrics they ask for."""
+"""The files of docker/ as a user gets them: tools of the virtual environment, the chart rendered, its metrics."""
 
 import json
 import re
@@ -98,16 +98,15 @@ def _strings(value: Any, key: str) -> Iterator[str]:
 
 def expressions() -> list[str]:
     """Every PromQL expression in docker/: panels and variables, alerts, and what scaling goes by."""
-    variables = [query.partition("(")[2].rpartition(",")[0] for query in _strings(dashboard()["templating"], "definition")]
-    scaling = [query for manifest in rendered({"autoscaling": {"kind": "keda"}}) for query in _strings(manifest, "query")]
+    variables = _strings(dashboard()["templating"], "definition")  # label_values(EXPRESSION, label)
+    scaling = rendered({"autoscaling": {"kind": "keda"}})
     kserve = documents((DOCKER / "kserve" / "serving.yaml").read_text())
     adapter = yaml.safe_load((DOCKER / "prometheus" / "adapter.yaml").read_text())
     return [
         *_strings(dashboard()["panels"], "expr"),
-        *variables,
+        *(definition.partition("(")[2].rpartition(",")[0] for definition in variables),
         *(rule["expr"] for rule in rules()),
-        *scaling,
-        *(query for manifest in kserve for query in _strings(manifest, "query")),
+        *_strings([*scaling, *kserve], "query"),
         *_strings(adapter, "seriesQuery"),
     ]
 

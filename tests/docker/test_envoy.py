@@ -1,4 +1,4 @@
-"""The chart's Envoy, run for real before two servers that only answer: what it lets through, and what it sends where."""
+"""The chart's Envoy, run before two servers that only answer: what it lets through, and what it sends where."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import grpc
+import grpc  # type: ignore[import-untyped]
 import pytest
 import yaml
 

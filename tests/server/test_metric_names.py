@@ -36,7 +36,8 @@ def test_every_metric_that_docker_asks_for_is_there(page: set[str]) -> None:
     assert {n: e for n, e in asked.items() if n not in page and not n.startswith(ELSEWHERE)} == {}
 
 
-def test_the_list_of_tritons_own_metrics_is_what_it_has(page: set[str]) -> None:
-    own = {name for name in page if name.startswith("nv_")}
-    listed = set(TRITON.read_text().split())
-    assert {name for name in listed if not name.startswith(ELSEWHERE)} == {n for n in own if not n.startswith(ELSEWHERE)}
+def test_tritons_own_metrics_are_as_listed(page: set[str]) -> None:
+    """The list serves the tests that run without a server."""
+    listed = {name for name in TRITON.read_text().split() if not name.startswith(ELSEWHERE)}
+    assert len(listed) > 10
+    assert listed - page == set()
