@@ -5,9 +5,9 @@
 The curve is what one pass over the weights takes by how many rows (tokens, or pictures) are in it. For a language model
 load/engine_speed.py prints it, for pictures `sdxl:step_seconds` on the metrics page has it, one batch size at a time.
 
-What isn't simulated: KV blocks that run out, prefix caching, clients, the network, a machine that is shared. Real servers
-are slower for that, so this says how many are needed at least. Latencies that grow with --requests belong to a load that
-so many servers can't take.
+What isn't simulated: KV blocks that run out, prefix caching, clients, the network, a machine that is shared. Real
+servers are slower for that, so this says how many are needed at least. Latencies that grow with --requests belong to
+a load that so many servers can't take.
 """
 
 import argparse
