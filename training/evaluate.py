@@ -13,7 +13,7 @@ from training.judge import Verdict, judge
 from training.shapes import SIZE, Scene, caption, draw, sample_scene
 
 CAPTIONS = 100
-STEPS, GUIDANCE = 20, 2.5
+STEPS, GUIDANCE = 20, 1.5
 _COLUMNS, _ROWS, _ZOOM = 5, 4, 3
 
 

@@ -1,0 +1,43 @@
+"""What docker/ asks Prometheus for is on the metrics page of a real server with both products."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from load import metrics_page
+from tests.docker.manifests import expressions, metrics_of
+from tests.sdxl import tiny
+from tests.server.tiny_llm import write_model, write_weights
+from tests.server.tritonserver import ROOT, TritonServer
+
+TRITON = ROOT / "tests" / "docker" / "triton_metrics.txt"
+# Of Prometheus itself, and of machines with a GPU.
+ELSEWHERE = ("up", "nv_gpu_", "nv_energy_")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[set[str]]:
+    """The names on the metrics page; of a histogram its own, not those of its buckets, sum and count."""
+    root = tmp_path_factory.mktemp("metrics")
+    write_model(root / "repository", "llm", write_weights(root / "weights"), num_kv_blocks=100)
+    tiny.write(root / "models" / "one")
+    sdxl = shutil.copytree(ROOT / "model_repository" / "sdxl", root / "repository" / "sdxl")
+    (Path(sdxl) / "1" / "model.json").write_text(json.dumps({"model": "../models/one", "num_threads": 1}))
+    with TritonServer(root / "log", repository=root / "repository", ready_timeout=300) as server:
+        yield {name for sample, _ in metrics_page.parse(server.metric_text()) for name in metrics_of(sample)}
+
+
+def test_every_metric_that_docker_asks_for_is_there(page: set[str]) -> None:
+    asked = {name: expression for expression in expressions() for name in metrics_of(expression)}
+    assert len(asked) > 20
+    assert {n: e for n, e in asked.items() if n not in page and not n.startswith(ELSEWHERE)} == {}
+
+
+def test_tritons_own_metrics_are_as_listed(page: set[str]) -> None:
+    """The list serves the tests that run without a server."""
+    listed = {name for name in TRITON.read_text().split() if not name.startswith(ELSEWHERE)}
+    assert len(listed) > 10
+    assert listed - page == set()
