@@ -22,7 +22,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-import psutil  # type: ignore[import-untyped]
+import psutil
 import tritonclient.grpc.aio as grpc
 from tritonclient.utils import InferenceServerException
 

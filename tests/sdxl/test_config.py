@@ -69,3 +69,16 @@ def test_batches_are_padded_to_the_next_bucket() -> None:
     assert [fast.padded(n) for n in (1, 2, 3, 9)] == [2, 2, 8, 16]
     assert PipelineConfig("m").padded(5) == 5
     assert PipelineConfig("m", mode="exact", max_batch=4).padded(1) == 4
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe{}", b"[" * 100_000, b'{"model": 1' + b"0" * 5000 + b"}"])
+def test_a_file_that_cannot_be_parsed_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "model.json"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"model\.json is not JSON"):
+        PipelineConfig.from_file(file)
+
+
+def test_a_folder_in_place_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can't be read: Is a directory"):
+        PipelineConfig.from_file(tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[set[str]]:
     sdxl = shutil.copytree(ROOT / "model_repository" / "sdxl", root / "repository" / "sdxl")
     (Path(sdxl) / "1" / "model.json").write_text(json.dumps({"model": "../models/one", "num_threads": 1}))
     with TritonServer(root / "log", repository=root / "repository", ready_timeout=300) as server:
-        yield {name for sample, _ in metrics_page.parse(server.metric_text()) for name in metrics_of(sample)}
+        deadline = time.monotonic() + 60
+        while "vllm:inter_token_latency_seconds" not in (names := names_on(server)) and time.monotonic() < deadline:
+            time.sleep(0.5)  # the engine's histograms are copied to Triton every two seconds
+        yield names
+
+
+def names_on(server: TritonServer) -> set[str]:
+    return {name for sample, _ in metrics_page.parse(server.metric_text()) for name in metrics_of(sample)}
 
 
 def test_every_metric_that_docker_asks_for_is_there(page: set[str]) -> None:

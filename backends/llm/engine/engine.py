@@ -44,8 +44,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.scheduler = scheduler
         self.failure: Exception | None = None  # why the loop ended, if it failed
-        self.stats = Stats(kv_blocks=scheduler.pool.num_blocks)
         self._recorder = Recorder()
+        self.stats: Stats = self._recorder.snapshot(scheduler)  # zeros, so that dashboards have series
         self._runner = runner
         self._guides = functools.cache(lambda: tokenizer.guides(runner.vocab_size))
         self._capacity = scheduler.limits.max_num_seqs + max_queue_size

@@ -84,7 +84,9 @@ class PipelineConfig:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(f'{path} is missing; it names the model: {{"model": "..."}}') from None
-        except json.JSONDecodeError as error:
+        except OSError as error:
+            raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:  # what json and UTF-8 raise are ValueErrors
             raise ConfigError(f"{path} is not JSON: {error}") from None
         try:
             return cls.from_dict(values)
