@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 from engine.attention import Attention, AttentionBatch, KVCache, attention_for
-from engine.attention.native import NativeAttention, kernel
+from engine.attention.native import NativeAttention
 from engine.attention.reference import ReferenceAttention
 from engine.attention.varlen import VarlenAttention
+from engine.native import kernels
 from torch.nn.attention import varlen
 
 CPU = torch.device("cpu")
@@ -135,7 +136,7 @@ class Case:
 
 
 def native() -> NativeAttention:
-    library = kernel()
+    library = kernels()
     if library is None:
         pytest.skip("no C++ compiler")
     return NativeAttention(library)
@@ -202,7 +203,7 @@ def test_without_a_compiler_plain_torch_is_used(
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     with caplog.at_level("INFO"):
-        monkeypatch.setattr("engine.attention.native.kernel", kernel.__wrapped__)
+        monkeypatch.setattr("engine.attention.kernels", kernels.__wrapped__)
         assert type(attention_for(CPU, torch.float32)) is ReferenceAttention
     assert "no C++ compiler" in caplog.text
 
@@ -211,7 +212,7 @@ def test_a_compiler_that_fails_is_named_and_plain_torch_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CXX", "false")
-    monkeypatch.setattr("engine.attention.native.kernel", kernel.__wrapped__)
+    monkeypatch.setattr("engine.attention.kernels", kernels.__wrapped__)
     assert type(attention_for(CPU, torch.float32)) is ReferenceAttention
     assert "could not be compiled" in caplog.text
 

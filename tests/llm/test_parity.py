@@ -125,7 +125,7 @@ def test_an_attention_that_forgets_something_is_noticed(
                 group.context_lens = group.context_lens + 1
         return attend(self, query, keys, values, plan, scale, window, softcap)
 
-    monkeypatch.setattr("engine.attention.native.kernel", lambda: None)
+    monkeypatch.setattr("engine.attention.kernels", lambda: None)
     monkeypatch.setattr(ReferenceAttention, "attend", forgetful)
     different = 0
     for prompt in prompts()[:4]:

@@ -173,6 +173,10 @@ class TritonServer:
             time.sleep(0.05)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        # A killed process is listed until the kernel gets to it.
+        deadline = time.monotonic() + 5
+        while self.processes() and time.monotonic() < deadline:
+            time.sleep(0.01)
         for name in self.shared_memory():
             (SHM / name).unlink(missing_ok=True)
         return left

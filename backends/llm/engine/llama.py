@@ -1,15 +1,16 @@
 """The Llama family's decoder with fewer and larger operations than transformers' own, for the same weights.
 
-Queries, keys and values are one product, gate and up another; rotary embedding is one complex multiplication.
+Queries, keys and values are one product, gate and up another; rotary embedding is one complex multiplication, or, on
+a CPU with a compiler, one function together with the writing of keys and values.
 """
 
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from engine.attention import PagedAttention
-from engine.linear import KINDS, Linear
+from engine.linear import Linear, linear
+from engine.native import kernels
 
 # Rotary embeddings whose angles are a function of the position alone. Others change with the sequence's length.
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
@@ -26,11 +27,12 @@ class Llama:
         self._embedding: torch.Tensor = model.model.embed_tokens.weight.detach()
         self._norm: torch.Tensor = model.model.norm.weight.detach()
         self._rotation = _rotation(model.model.rotary_emb, config.max_position_embeddings, self._embedding)
-        kind = KINDS[quantization]
         self._layers = [
-            _Layer(layer, kind, self._heads, self._kv_heads, self._head_dim) for layer in model.model.layers
+            _Layer(layer, quantization, self._heads, self._kv_heads, self._head_dim) for layer in model.model.layers
         ]
-        self._head: Linear = kind(model.lm_head.weight.detach(), None)
+        self._head: Linear = linear(model.lm_head.weight.detach(), None, quantization)
+        on_cpu = self._embedding.device.type == "cpu" and self._embedding.dtype == torch.float32
+        self._library = kernels() if on_cpu else None
 
     @staticmethod
     def fits(model: Any) -> bool:
@@ -48,32 +50,37 @@ class Llama:
     ) -> torch.Tensor:
         """tokens, positions [T]; the logits [R, vocabulary] of `rows` [R] among them."""
         hidden = self._embedding[tokens]
-        rotation = self._rotation[positions][:, None]
+        scale = self._head_dim**-0.5
         for index, layer in enumerate(self._layers):
-            qkv = layer.qkv(self._normalised(hidden, layer.attention_norm))
-            query, key, value = self._rotated(qkv, rotation)
-            seen = attention(index, query, key, value, scale=self._head_dim**-0.5)
-            hidden += layer.out(seen.flatten(1))
-            gate, up = layer.gate_up(self._normalised(hidden, layer.mlp_norm)).chunk(2, -1)
-            hidden += layer.down(F.silu(gate).mul_(up))
-        return self._head(self._normalised(hidden[rows], self._norm))
+            qkv = layer.qkv.normed(hidden, layer.attention_norm, self._eps)
+            query = self._turned_and_stored(qkv, positions, attention, index)
+            layer.out.add_to(hidden, attention.attend(index, query, scale).flatten(1))
+            layer.down.add_to(hidden, layer.gate_up.gated(hidden, layer.mlp_norm, self._eps))
+        return self._head.normed(hidden[rows], self._norm, self._eps)
 
-    def _normalised(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(hidden, weight.shape, weight, self._eps)
-
-    def _rotated(self, qkv: torch.Tensor, rotation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Query [T, H, D], key and value [T, H_kv, D] out of [T, (H + 2 * H_kv) * D]."""
+    def _turned_and_stored(
+        self, qkv: torch.Tensor, positions: torch.Tensor, attention: PagedAttention, layer: int
+    ) -> torch.Tensor:
+        """The queries [T, H, D] of qkv [T, (H + 2 * H_kv) * D]; its keys and values go into the cache."""
         heads = qkv.unflatten(-1, (-1, self._head_dim))
+        if self._library:
+            keys, values = attention.cache.keys[layer], attention.cache.values[layer]
+            self._library.rotate_and_store(
+                qkv.data_ptr(), len(qkv), self._heads, self._kv_heads, self._head_dim, self._rotation.data_ptr(),
+                positions.data_ptr(), attention.slots.data_ptr(), keys.data_ptr(), values.data_ptr(),
+            )  # fmt: skip
+            return heads[:, : self._heads]
         turned, value = heads.split((self._heads + self._kv_heads, self._kv_heads), 1)
         # float: there are no complex numbers of 16 bits.
         pairs = torch.view_as_complex(turned.float().unflatten(-1, (-1, 2)))
-        turned = torch.view_as_real(pairs * rotation).flatten(-2).to(qkv.dtype)
+        turned = torch.view_as_real(pairs * self._rotation[positions][:, None]).flatten(-2).to(qkv.dtype)
         query, key = turned.split((self._heads, self._kv_heads), 1)
-        return query, key, value
+        attention.cache.write(layer, attention.slots, key, value)
+        return query
 
 
 class _Layer:
-    def __init__(self, layer: Any, kind: Any, heads: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(self, layer: Any, quantization: str, heads: int, kv_heads: int, head_dim: int) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.attention_norm: torch.Tensor = layer.input_layernorm.weight.detach()
         self.mlp_norm: torch.Tensor = layer.post_attention_layernorm.weight.detach()
@@ -83,10 +90,11 @@ class _Layer:
         turned = torch.cat([head * head_dim + order for head in range(heads)])
         turned_kv = turned[: kv_heads * head_dim]
         projections = [(attention.q_proj, turned), (attention.k_proj, turned_kv), (attention.v_proj, slice(None))]
-        self.qkv: Linear = kind(*_joined(projections))
-        self.out: Linear = kind(*_joined([(attention.o_proj, slice(None))]))
-        self.gate_up: Linear = kind(*_joined([(mlp.gate_proj, slice(None)), (mlp.up_proj, slice(None))]))
-        self.down: Linear = kind(*_joined([(mlp.down_proj, slice(None))]))
+        self.qkv = linear(*_joined(projections), quantization)
+        self.out = linear(*_joined([(attention.o_proj, slice(None))]), quantization)
+        both = [(mlp.gate_proj, slice(None)), (mlp.up_proj, slice(None))]
+        self.gate_up = linear(*_joined(both), quantization, gated=True)
+        self.down = linear(*_joined([(mlp.down_proj, slice(None))]), quantization)
 
 
 def _joined(projections: list[tuple[Any, Any]]) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from engine.native import kernels
+
 
 @dataclass(frozen=True)
 class AttentionBatch:
@@ -111,6 +113,12 @@ class PagedAttention:
     ) -> torch.Tensor:
         """Stores key and value [T, H_kv, D], then attends with query [T, H, D]. Returns [T, H, D]."""
         self.cache.write(layer, self.slots, key, value)
+        return self.attend(layer, query, scale, window, softcap)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, scale: float, window: int | None = None, softcap: float | None = None
+    ) -> torch.Tensor:
+        """Where this step's keys and values are in the cache already. query: [T, H, D]. Returns [T, H, D]."""
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         return self.attention.attend(query, keys, values, self.plan, scale, window, softcap)
 
@@ -121,9 +129,9 @@ def attention_for(device: torch.device, dtype: torch.dtype) -> Attention:
 
         return VarlenAttention(device)
     if dtype == torch.float32:
-        from engine.attention.native import NativeAttention, kernel
+        from engine.attention.native import NativeAttention
 
-        if library := kernel():
+        if library := kernels():
             return NativeAttention(library)
     from engine.attention.reference import ReferenceAttention
 

@@ -1,33 +1,14 @@
 // Attention of single queries over a paged KV cache, in float32, reading each key and value once and in place.
-// Compiled by native.py for the machine it runs on; the loops are written for the compiler to vectorise.
+// The loops are written for the compiler to vectorise.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
-namespace {
+#include "exponential.h"
 
-// e^x for x <= 0, accurate to 2e-7. 2^n * e^r with |r| <= ln(2) / 2, and the Taylor series of e^r.
-inline float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x;  // NaN stays NaN
-    float n = x * 1.44269504f;
-    n = static_cast<float>(static_cast<int32_t>(n - 0.5f));
-    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.0f / 5040;
-    p = p * r + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
-    float power;
-    std::memcpy(&power, &bits, sizeof power);
-    return p * power;
-}
+namespace {
 
 template <int64_t D>
 inline float dot(const float* a, const float* b, int64_t size) {
