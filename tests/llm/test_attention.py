@@ -20,9 +20,9 @@ from engine.native import kernels
 from torch.nn.attention import varlen
 
 CPU = torch.device("cpu")
-HEAD_DIM = 8
+HEAD_DIM = 16
 BLOCK_SIZE = 4
-NUM_BLOCKS = 80
+NUM_BLOCKS = 100
 
 
 def stand_in(
@@ -154,12 +154,13 @@ BATCHES = {
     "one_prompt": ([11], [11]),
     "chunk": ([6], [21]),
     "chunks": ([2, 9, 4], [2, 30, 16]),
+    "many_decodes": ([1] * 19, list(range(1, 20))),
     "mixed": ([1, 1, 1, 5, 12, 3], [9, 33, 4, 5, 27, 8]),
 }
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 8, 100])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1), (8, 2)])
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("device", ["torch", "torch_softcap", "native", "native_softcap", "cuda"])
 def test_every_query_sees_its_own_past_and_nothing_else(
@@ -173,7 +174,7 @@ def test_every_query_sees_its_own_past_and_nothing_else(
     torch.testing.assert_close(result, case.oracle(0.4, window, softcap), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 80, 96, 128, 256])
 def test_the_kernel_computes_what_plain_torch_computes(head_dim: int) -> None:
     torch.manual_seed(0)
     blocks = torch.randperm(60).tolist()
@@ -204,7 +205,7 @@ def test_without_a_compiler_plain_torch_is_used(
     monkeypatch.delenv("CXX", raising=False)
     with caplog.at_level("INFO"):
         monkeypatch.setattr("engine.attention.kernels", kernels.__wrapped__)
-        assert type(attention_for(CPU, torch.float32)) is ReferenceAttention
+        assert type(attention_for(CPU, torch.float32, 64)) is ReferenceAttention
     assert "no C++ compiler" in caplog.text
 
 
@@ -213,12 +214,15 @@ def test_a_compiler_that_fails_is_named_and_plain_torch_used(
 ) -> None:
     monkeypatch.setenv("CXX", "false")
     monkeypatch.setattr("engine.attention.kernels", kernels.__wrapped__)
-    assert type(attention_for(CPU, torch.float32)) is ReferenceAttention
+    assert type(attention_for(CPU, torch.float32, 64)) is ReferenceAttention
     assert "could not be compiled" in caplog.text
 
 
-def test_the_kernel_is_for_single_precision() -> None:
-    assert type(attention_for(CPU, torch.bfloat16)) is ReferenceAttention
+def test_the_kernel_is_for_single_precision_and_heads_of_usual_sizes() -> None:
+    native()  # where there is no kernel nothing is to be tested
+    assert type(attention_for(CPU, torch.float32, 64)) is NativeAttention
+    assert type(attention_for(CPU, torch.bfloat16, 64)) is ReferenceAttention
+    assert type(attention_for(CPU, torch.float32, 12)) is ReferenceAttention
 
 
 @pytest.mark.parametrize("attention", ["torch", "native"])

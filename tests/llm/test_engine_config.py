@@ -41,7 +41,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     ("name", "value", "allowed"),
     [
         ("model", "", "a folder, a .gguf file or a hub id"),
-        ("quantization", "int4", "one of none, int8"),
+        ("quantization", "int4", "one of none, int8, auto"),
         ("decoder", "ours", "one of auto, fused, transformers"),
         ("dtype", "int8", "one of auto, float32, bfloat16, float16"),
         ("device", "tpu", "auto, cpu, cuda or cuda:N"),

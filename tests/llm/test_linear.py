@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from engine.errors import ConfigError
-from engine.linear import BlockwiseLinear, FloatLinear, Linear, TwoPartLinear, linear
-from engine.native import kernels
+from engine.linear import BlockwiseLinear, FloatLinear, Linear, TwoPartLinear, has_fast_kernel, linear
 
 Int8 = Callable[[torch.Tensor], Linear]
 
@@ -20,10 +19,9 @@ def int8(request: pytest.FixtureRequest) -> Int8:
 
 
 def blockwise(weight: torch.Tensor, gated: bool = False) -> BlockwiseLinear:
-    library = kernels()
-    if library is None or not hasattr(library, "int8_linear"):
+    if not has_fast_kernel(weight):
         pytest.skip("no C++ compiler, or a CPU without AVX512-VNNI")
-    return BlockwiseLinear(library, weight, gated)
+    return BlockwiseLinear(weight, gated)
 
 
 @pytest.fixture

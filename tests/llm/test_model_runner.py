@@ -99,8 +99,8 @@ def test_end_tokens_are_masked_until_min_tokens() -> None:
 def test_a_memory_fraction_pays_for_blocks_of_the_models_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.model_runner._available_memory", lambda: 10_000_000)
     config = EngineConfig(model="llama", block_size=4, memory_fraction=0.1, max_num_seqs=64)
-    # K and V, 2 layers, 4 tokens, 2 heads of 12 floats: 1536 bytes
-    assert ModelRunner(paged_model("llama"), config, frozenset()).num_blocks == 1_000_000 // 1536
+    # K and V, 2 layers, 4 tokens, 2 heads of 16 floats: 2048 bytes
+    assert ModelRunner(paged_model("llama"), config, frozenset()).num_blocks == 1_000_000 // 2048
     config = EngineConfig(model="llama", block_size=4, memory_fraction=0.0001, max_num_seqs=64)
     with pytest.raises(ConfigError, match=r"memory_fraction is 0\.0001: too little"):
         ModelRunner(paged_model("llama"), config, frozenset())
@@ -111,6 +111,20 @@ class TestDecoder:
         config = EngineConfig(model="m", num_kv_blocks=8)
         assert type(ModelRunner(paged_model("llama"), config, frozenset()).decoder) is Llama
         assert type(ModelRunner(paged_model("qwen3"), config, frozenset()).decoder) is TransformersModel
+
+    @pytest.mark.parametrize(("fast", "expected"), [(True, "int8"), (False, "none")])
+    def test_quantizes_by_itself_where_it_is_fast(
+        self, fast: bool, expected: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("engine.model_runner.has_fast_kernel", lambda weight: fast)
+        config = EngineConfig(model="m", num_kv_blocks=8, quantization="auto")
+        with caplog.at_level("INFO"):
+            ModelRunner(paged_model("llama"), config, frozenset())
+            ModelRunner(paged_model("qwen3"), config, frozenset())
+        assert [record.getMessage() for record in caplog.records if record.name == "engine.model_runner"] == [
+            f"the fused decoder, quantization {expected}",
+            "transformers' decoder of a Qwen3ForCausalLM",
+        ]
 
     @pytest.mark.parametrize(
         ("setting", "complaint"),

@@ -24,7 +24,7 @@ _SHAPE: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 12,
+    "head_dim": 16,
     "max_position_embeddings": 256,
     "tie_word_embeddings": False,
     # Ten times the usual: with small weights every prompt leads to the same few tokens, and no mistake would show.

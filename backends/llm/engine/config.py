@@ -13,7 +13,7 @@ from engine.errors import ConfigError
 # What json.loads raises: ValueError for bad syntax and integers too long, RecursionError for lists in lists in lists.
 NOT_JSON = (ValueError, RecursionError)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS = ("none", "int8")
+QUANTIZATIONS = ("none", "int8", "auto")
 DECODERS = ("auto", "fused", "transformers")
 
 
@@ -23,7 +23,7 @@ class EngineConfig:
 
     model: str  # folder, .gguf file or hub id; relative paths start at the model repository
     dtype: str = "auto"  # auto: float32 on a CPU, bfloat16 on CUDA
-    quantization: str = "none"  # none, or int8: weights and activations in 8 bits, on x86 CPUs
+    quantization: str = "none"  # int8: weights and activations in 8 bits, on x86 CPUs; auto: int8 where it is fast
     decoder: str = "auto"  # auto: fused where it knows the architecture, else transformers' own
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     max_num_seqs: int = 64  # seats: sequences that run at the same time

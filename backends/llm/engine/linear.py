@@ -2,7 +2,6 @@
 norm before it and the sum or the gate after, belongs to it, so that a kernel may do both at once.
 """
 
-import ctypes
 import warnings
 from abc import ABC, abstractmethod
 
@@ -90,8 +89,11 @@ class BlockwiseLinear(Linear):
     BLOCK, TILE = 64, 32
     STORE, ADD, GATE = 0, 1, 2
 
-    def __init__(self, library: ctypes.CDLL, weight: torch.Tensor, gated: bool) -> None:
-        """`gated`: only `gated` will be called, otherwise it will not."""
+    def __init__(self, weight: torch.Tensor, gated: bool = False) -> None:
+        """`weight`: one that `fits` and for which `has_fast_kernel`. `gated`: only `gated` will be called, otherwise it
+        will not."""
+        library = kernels()
+        assert library is not None
         self._multiply = library.int8_linear
         self._out, self._in = weight.shape
         if gated:  # 16 gates, then the 16 values that belong to them
@@ -133,6 +135,13 @@ class BlockwiseLinear(Linear):
         return out
 
 
+def has_fast_kernel(weight: torch.Tensor) -> bool:
+    """Whether 8 bits are several times as fast as `weight`'s own type."""
+    library = kernels()
+    on_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return on_cpu and library is not None and hasattr(library, "int8_linear")
+
+
 def linear(weight: torch.Tensor, bias: torch.Tensor | None, quantization: str, gated: bool = False) -> Linear:
     """`weight` [out, in], `bias` [out]. `gated`: for Linear.gated alone. Raises ConfigError: there are no kernels."""
     if quantization == "none":
@@ -141,7 +150,6 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None, quantization: str, g
         raise ConfigError("quantization is 'int8', whose kernels are for x86 CPUs; allowed here: 'none'")
     if weight.dtype != torch.float32:
         raise ConfigError(f"quantization is 'int8' and dtype {weight.dtype}; allowed with int8: float32")
-    library = kernels()
-    if library is not None and hasattr(library, "int8_linear") and BlockwiseLinear.fits(weight, bias):
-        return BlockwiseLinear(library, weight, gated)
+    if has_fast_kernel(weight) and BlockwiseLinear.fits(weight, bias):
+        return BlockwiseLinear(weight, gated)
     return TwoPartLinear(weight, bias)

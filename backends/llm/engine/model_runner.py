@@ -1,5 +1,6 @@
 """One pass over the weights for all tokens of a step. The only file of the engine that touches the device."""
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -8,11 +9,14 @@ import torch
 from engine.attention import AttentionBatch, KVCache, PagedAttention, attention_for
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.linear import has_fast_kernel
 from engine.llama import Llama
 from engine.sampler import Sampled, sample
 from engine.scheduler import Step
 from engine.sequence import Sequence
 from engine.transformers_model import TransformersModel
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,15 +34,20 @@ class Decoder(Protocol):
 
 def decoder_for(model: Any, config: EngineConfig) -> Decoder:
     """Ours where the architecture is one that it knows, transformers' own otherwise."""
+    quantization = config.quantization
     if config.decoder != "transformers" and Llama.fits(model):
-        return Llama(model, config.quantization)
+        if quantization == "auto":
+            quantization = "int8" if has_fast_kernel(model.lm_head.weight) else "none"
+        log.info("the fused decoder, quantization %s", quantization)
+        return Llama(model, quantization)
     name = type(model).__name__
     if config.decoder == "fused":
         raise ConfigError(f"decoder is 'fused', but the model is a {name}; allowed: 'auto' or 'transformers'")
-    if config.quantization != "none":
+    if quantization == "int8":
         raise ConfigError(
-            f"quantization is {config.quantization!r}, but a {name} is run by transformers' decoder; allowed: 'none'"
+            f"quantization is 'int8', but a {name} is run by transformers' decoder; allowed: 'none' or 'auto'"
         )
+    log.info("transformers' decoder of a %s", name)
     return TransformersModel(model)
 
 
@@ -61,7 +70,7 @@ class ModelRunner:
         self.cache = KVCache.allocate(
             self._num_layers, self.num_blocks, self.block_size, self._kv_heads, self._head_dim, self._dtype, self.device
         )
-        self.attention = attention_for(self.device, self._dtype)
+        self.attention = attention_for(self.device, self._dtype, self._head_dim)
         self.vocab_size: int = text.vocab_size
 
     def _affordable_blocks(self, config: EngineConfig, trained_for: int) -> int:

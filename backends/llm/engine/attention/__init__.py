@@ -123,7 +123,7 @@ class PagedAttention:
         return self.attention.attend(query, keys, values, self.plan, scale, window, softcap)
 
 
-def attention_for(device: torch.device, dtype: torch.dtype) -> Attention:
+def attention_for(device: torch.device, dtype: torch.dtype, head_dim: int) -> Attention:
     if device.type == "cuda":
         from engine.attention.varlen import VarlenAttention
 
@@ -131,7 +131,7 @@ def attention_for(device: torch.device, dtype: torch.dtype) -> Attention:
     if dtype == torch.float32:
         from engine.attention.native import NativeAttention
 
-        if library := kernels():
+        if (library := kernels()) and library.paged_decode_fits(head_dim):
             return NativeAttention(library)
     from engine.attention.reference import ReferenceAttention
 

@@ -23,6 +23,7 @@ FLAGS = [
 ]  # fmt: skip
 POINTER, INTEGER, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 ARGUMENTS = {
+    "paged_decode_fits": [INTEGER],
     "paged_decode": [POINTER, POINTER, INTEGER, *[POINTER] * 4, *[INTEGER] * 7, FLOAT, FLOAT],
     "rotate_and_store": [POINTER, *[INTEGER] * 4, *[POINTER] * 5],
     "int8_linear": [POINTER, POINTER, INTEGER, POINTER, FLOAT, POINTER, POINTER, *[INTEGER] * 3],
@@ -47,7 +48,7 @@ def kernels() -> ctypes.CDLL | None:
         return None
     for name, arguments in ARGUMENTS.items():
         if function := getattr(library, name, None):
-            function.argtypes, function.restype = arguments, None
+            function.argtypes = arguments
     return library
 
 
