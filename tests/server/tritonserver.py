@@ -99,6 +99,10 @@ class TritonServer:
             text: str = response.read().decode()
         return text
 
+    def _serves_metrics(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.metrics_port)) == 0
+
     def is_ready(self, path: str = "/v2/health/ready") -> bool:
         try:
             with urllib.request.urlopen(f"http://{self.http}{path}", timeout=5) as response:
@@ -110,7 +114,8 @@ class TritonServer:
         """Starts the server and returns when it is ready."""
         self.spawn()
         began = time.monotonic()
-        while not self.is_ready():
+        # Triton opens the port of its metrics last.
+        while not (self.is_ready() and self._serves_metrics()):
             if self.process.poll() is not None:
                 self._sweep()
                 raise AssertionError(
