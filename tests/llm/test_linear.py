@@ -20,7 +20,7 @@ def int8(request: pytest.FixtureRequest) -> Int8:
 
 def blockwise(weight: torch.Tensor, gated: bool = False) -> BlockwiseLinear:
     if not has_fast_kernel(weight):
-        pytest.skip("no C++ compiler, or a CPU without AVX512-VNNI")
+        pytest.skip("no C++ compiler, or a CPU without AVX2")
     return BlockwiseLinear(weight, gated)
 
 

@@ -144,7 +144,8 @@ class TestDynamic:
             return made.since()[1]
 
         assert executed(mixed=False) <= 2
-        assert executed(mixed=True) >= 8
+        # Each alone, unless two alike came one after the other: eight connections keep no order.
+        assert executed(mixed=True) >= 5
 
 
 class TestStatic:

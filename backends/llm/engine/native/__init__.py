@@ -34,7 +34,7 @@ ARGUMENTS = {
 def kernels() -> ctypes.CDLL | None:
     """The compiled functions; None, and the log says why, where they can't be had.
 
-    `int8_linear` is among them on CPUs with AVX512-VNNI only.
+    `int8_linear` is among them on CPUs with AVX2 only.
     """
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
