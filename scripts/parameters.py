@@ -12,8 +12,9 @@ HEAD = """# Sampling parameters
 Written by `scripts/parameters.py` from [sampling_params.py](../backends/llm/engine/sampling_params.py). The names,
 ranges and meanings are vLLM's where it has them; `max_time` and `max_queue_time` are ours. A parameter goes into
 `sampling_parameters` (a JSON object), beside the inputs as a request parameter, or into an input of its name where the
-third column gives a type. None may be given twice. Numbers may be strings, except over HTTP's `generate` where the
-third column gives a type. `priority` goes into `sampling_parameters` alone: as a request parameter it is Triton's own.
+third column gives a type; what comes in several ways must say the same. Numbers may be strings, except over HTTP's
+`generate` where the third column gives a type. `priority` goes into `sampling_parameters` alone: as a request parameter
+it is Triton's own.
 
 | parameter | default | input | allowed | |
 |---|---|---|---|---|

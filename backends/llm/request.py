@@ -78,17 +78,16 @@ def _sampling_params(tensor: ReadTensor, parameters: str) -> SamplingParams:
         if name not in TRITONS_OWN and not name.startswith("triton_")
     }
     tensors = {name: _plain(name, array) for name in SAMPLING_TENSORS if (array := tensor(name)) is not None}
-    for where, more in (("as a request parameter", own), ("as an input", tensors)):
-        if twice := sorted(more.keys() & values.keys()):
-            raise InvalidRequest(f"{twice[0]} is given twice: one of them {where}")
-        values = values | more
-    return SamplingParams.from_dict(values)
+    # Clients of Triton's own vllm_backend send them both ways at once.
+    return SamplingParams.from_pairs([*values.items(), *own.items(), *tensors.items()])
 
 
 def _plain(name: str, array: np.ndarray) -> Any:
     """One value, or a list of strings."""
     try:
         items = [item.decode("utf-8") if isinstance(item, bytes) else item for item in array.reshape(-1).tolist()]
+        if array.dtype == np.float32:
+            items = [float(str(item)) for item in array.reshape(-1)]  # 0.1, as the client wrote it, not 0.10000000149
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{name} is not UTF-8: {error}") from None
     if name in LISTS:

@@ -559,15 +559,15 @@ def test_everyone_gets_exactly_one_end_while_threads_race(engines: Engines, seed
 
 def test_several_answers_have_seeds_and_ends_of_their_own(engines: Engines) -> None:
     engine = engines.start(seats=3)
-    engines.runner.next_token = lambda sequence: sequence.seed
+    engines.runner.next_token = lambda sequence: (sequence.seed + 1) % 2**64
     calls: queue.Queue[Generation] = queue.Queue()
-    generations = engine.submit([1, 2], SamplingParams(n=3, seed=2**63 - 1, max_tokens=2), calls.put)
+    generations = engine.submit([1, 2], SamplingParams(n=3, seed=-2, max_tokens=2), calls.put)
     tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}
     while not all(generation.finished for generation in generations):
         generation = calls.get(timeout=SOON)
         if delta := generation.drain():
             tokens[generation.index] += [sampled.token for sampled in delta.tokens]
-    assert tokens == {0: [2**63 - 1] * 2, 1: [0], 2: [1] * 2}, "0 is an end token here"
+    assert tokens == {0: [2**64 - 1] * 2, 1: [0], 2: [1] * 2}, "0 is an end token here"
 
 
 def test_a_queue_takes_all_answers_of_a_request_or_none(engines: Engines) -> None:

@@ -27,6 +27,7 @@ def test_without_parameters_the_defaults_hold() -> None:
         ("min_p", 0, 0.0),
         ("min_p", 1, 1.0),
         ("seed", 0, 0),
+        ("seed", -(2**63), -(2**63)),
         ("seed", 2**63 - 1, 2**63 - 1),
         ("seed", str(2**63 - 1), 2**63 - 1),
         ("max_tokens", 1, 1),
@@ -81,8 +82,8 @@ OUT_OF_RANGE = [
     ("min_p", -0.01, "a number in [0, 1]"),
     ("min_p", 1.01, "a number in [0, 1]"),
     ("min_p", float("nan"), "a number in [0, 1]"),
-    ("seed", -1, "an integer in [0, 2^63)"),
-    ("seed", 2**63, "an integer in [0, 2^63)"),
+    ("seed", -(2**63) - 1, "an integer in [-2^63, 2^63)"),
+    ("seed", 2**63, "an integer in [-2^63, 2^63)"),
     ("max_tokens", 0, "an integer of at least 1"),
     ("max_tokens", -5, "an integer of at least 1"),
     ("min_tokens", -1, "an integer in [0, max_tokens (16)]"),
@@ -128,7 +129,12 @@ BOOLEANS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
     ("name", "value", "allowed"),
     [
         *[(name, value, "a number") for name in NUMBERS for value in WRONG_NUMBERS],
-        *[(name, value, "an integer") for name in INTEGERS for value in WRONG_INTEGERS],
+        *[
+            (name, value, "an integer")
+            for name in INTEGERS
+            for value in WRONG_INTEGERS
+            if (name, value) != ("logprobs", False)
+        ],
         *[(name, value, "true or false") for name in BOOLEANS for value in WRONG_BOOLEANS],
     ],
 )
@@ -220,5 +226,16 @@ def test_other_servers_names_mean_the_same(values: dict[str, Any], same: dict[st
 def test_what_other_servers_do_and_this_one_does_not_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"beam_width is 4; allowed: 1 \(it is known from other servers"):
         SamplingParams.from_dict({"beam_width": 4})
-    with pytest.raises(InvalidRequest, match="stop is given twice: under this name and as stop_words"):
+    with pytest.raises(InvalidRequest, match=r"stop is given twice, stop as \['a'\] and stop_words as \['b'\]"):
         SamplingParams.from_dict({"stop": ["a"], "stop_words": ["b"]})
+
+
+def test_twice_the_same_is_once() -> None:
+    once = SamplingParams.from_dict({"temperature": 0.5, "stop": ["a"], "seed": 1})
+    pairs = [("temperature", 0.5), ("temperature", "0.5"), ("stop", "a"), ("stop_words", ["a"])]
+    assert SamplingParams.from_pairs([*pairs, ("seed", "1"), ("random_seed", 1), ("seed", None)]) == once
+
+
+def test_chat_frontends_may_say_logprobs_with_true_and_false() -> None:
+    assert SamplingParams.from_dict({"logprobs": False}).logprobs is None
+    assert SamplingParams.from_dict({"logprobs": True}).logprobs == 1

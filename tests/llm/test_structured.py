@@ -105,7 +105,12 @@ def test_a_form_that_can_not_be_is_refused_with_the_reason(guides: Guides, given
             "allowed: an object with exactly one of json, json_object",
         ),
         ("structured_outputs", "json", "structured_outputs is 'json'; allowed: an object"),
-        ("structured_outputs", {"json_object": False}, "structured_outputs.json_object is False; allowed: true"),
+        (
+            "structured_outputs",
+            {"json_object": False},
+            "structured_outputs is {'json_object': False}; allowed: an object",
+        ),
+        ("structured_outputs", {"json_object": 1}, "structured_outputs.json_object is 1; allowed: true"),
         ("guided_choice", [], "guided_choice.choice is \\[\\]; allowed: a list of non-empty strings"),
         ("guided_choice", "no list", "guided_choice.choice is 'no list'; allowed: a list of non-empty strings"),
         ("guided_regex", 5, "guided_regex.regex is 5; allowed: a non-empty string"),
@@ -117,6 +122,11 @@ def test_wrong_values_are_named(name: str, value: Any, message: str) -> None:
         SamplingParams.from_dict({name: value})
 
 
+# What vLLM's own class makes of itself as JSON, which Triton's OpenAI frontend sends.
+ALL_OF_VLLMS = dict.fromkeys(("json", "regex", "choice", "grammar", "json_object", "whitespace_pattern"))
+ALL_OF_VLLMS |= {"structural_tag": None, "_backend": None, "_backend_was_auto": False, "disable_fallback": False}
+
+
 def test_names_old_and_new_as_objects_or_as_json_mean_the_same() -> None:
     wanted = Structure("json", json.dumps(PERSON))
     for values in (
@@ -124,6 +134,7 @@ def test_names_old_and_new_as_objects_or_as_json_mean_the_same() -> None:
         {"structured_outputs": json.dumps({"json": PERSON})},
         {"guided_json": PERSON},
         {"guided_json": json.dumps(PERSON)},
+        {"structured_outputs": json.dumps(ALL_OF_VLLMS | {"json": PERSON})},
     ):
         assert SamplingParams.from_dict(values).structured_outputs == wanted
     with pytest.raises(InvalidRequest, match="structured_outputs is given twice"):

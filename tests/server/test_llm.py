@@ -271,7 +271,10 @@ class TestErrors:
             ({"text": "a", "sampling": {"max_tokens": "many"}}, "max_tokens is 'many' (str); allowed: an integer"),
             ({"text": "a", "sampling": {"top_p": 0}}, "top_p is 0.0; allowed: a number in (0, 1]"),
             ({"text": "a", "parameters": {"top_k": -2}}, "top_k is -2; allowed: an integer of at least -1"),
-            ({"text": "a", "sampling": {"seed": 1}, "parameters": {"seed": 1}}, "seed is given twice"),
+            (
+                {"text": "a", "sampling": {"seed": 1}, "parameters": {"seed": 2}},
+                "seed is given twice, seed as 1 and seed as 2; allowed: one value",
+            ),
             ({"text": "a" * 4096}, "the prompt has 4096 tokens; allowed: at most 4095"),
             (
                 {"text": "a", "exclude_input_in_output": False},

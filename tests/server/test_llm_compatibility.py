@@ -16,6 +16,7 @@ from tests.server.tritonserver import TritonServer
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 TYPES = {"max_tokens": "INT32", "pad_id": "INT32", "min_length": "INT32"}
 TYPES |= {"temperature": "FP32", "random_seed": "UINT64", "stream": "BOOL", "exclude_input_in_output": "BOOL"}
+TYPES |= {f"return_{name}": "BOOL" for name in ("finish_reason", "logprobs", "num_input_tokens", "num_output_tokens")}
 ARRAYS: dict[str, Any] = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64, "BOOL": np.bool_, "BYTES": object}
 
 
@@ -30,15 +31,28 @@ def tensors(**values: Any) -> list[grpc.InferInput]:
     return made
 
 
-def asked_with(url: str, inputs: list[grpc.InferInput]) -> str:
+def answered(
+    url: str, inputs: list[grpc.InferInput], parameters: dict[str, Any] | None = None
+) -> list[dict[str, np.ndarray]]:
+    """All responses, with all elements of their tensors."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    responses: list[dict[str, np.ndarray]] = []
     with grpc.InferenceServerClient(url) as client:
-        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         client.start_stream(lambda result, error: answers.put((result, error)))
-        client.async_stream_infer("llm", inputs)
-        result, error = answers.get(timeout=60)
+        client.async_stream_infer("llm", inputs, enable_empty_final_response=True, parameters=parameters)
+        final = False
+        while not final:
+            result, error = answers.get(timeout=60)
+            assert error is None, error
+            response = result.get_response()
+            final = response.parameters["triton_final_response"].bool_param
+            responses.append({output.name: result.as_numpy(output.name) for output in response.outputs})
         client.stop_stream()
-    assert error is None, error
-    return str(result.as_numpy("text_output")[0].decode())
+    return responses
+
+
+def asked_with(url: str, inputs: list[grpc.InferInput]) -> str:
+    return str(answered(url, inputs)[0]["text_output"][0].decode())
 
 
 def test_tensors_of_tensorrt_llm_mean_what_parameters_mean(llm_modes_server: TritonServer) -> None:
@@ -143,27 +157,49 @@ def test_payloads_of_load_tools_are_taken(llm_modes_server: TritonServer, payloa
     assert 1 <= len(texts) <= 8
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"max_tokens": 12},
+        {"max_tokens": 12, "logprobs": False, "n": 1, "frequency_penalty": 0.0, "presence_penalty": 0.0, "seed": -5},
+        {"max_tokens": 12, "logit_bias": {"65": -100}, "stop": ["never there"], "min_tokens": 1, "ignore_eos": False},
+    ],
+    ids=["least", "older", "most"],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_of_tritons_openai_frontend_are_taken(
+    llm_modes_server: TritonServer, stream: bool, more: dict[str, Any]
+) -> None:
+    """Made as its python/openai makes them for the backend `vllm`: one-dimensional tensors, all options as JSON."""
+    wanted = tensors(
+        text_input="abc",
+        stream=stream,
+        exclude_input_in_output=True,
+        sampling_parameters=json.dumps({"temperature": 0.0, "top_p": 1.0} | more),
+        return_num_input_tokens=True,
+        return_num_output_tokens=True,
+        return_logprobs=False,
+    )
+    responses = answered(llm_modes_server.grpc, wanted)
+    plain = ask(llm_modes_server.grpc, "llm", "abc", sampling={"temperature": 0, "max_tokens": 12})
+    if "logit_bias" not in more:
+        assert b"".join(part["text_output"][0] for part in responses if part).decode() == plain.text
+    usage = [(int(part["num_input_tokens"][0]), int(part["num_output_tokens"][0])) for part in responses if part]
+    assert all(prompt == 3 for prompt, _ in usage)
+    assert 1 <= sum(output for _, output in usage) <= 12
+
+
+def test_a_parameter_may_come_in_every_way_at_once(llm_modes_server: TritonServer) -> None:
+    plain = ask(llm_modes_server.grpc, "llm", "abc", sampling=GREEDY).text
+    inputs = tensors(text_input="abc", sampling_parameters=json.dumps(GREEDY), temperature=0.0, max_tokens=12)
+    (whole, *_) = answered(llm_modes_server.grpc, inputs, parameters={"temperature": "0", "max_tokens": 12})
+    assert whole["text_output"][0].decode() == "abc" + plain
+
+
 def several(url: str, stream: bool, **asked: Any) -> list[dict[str, np.ndarray]]:
-    """All responses, with all elements of their tensors."""
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    responses: list[dict[str, np.ndarray]] = []
-    with grpc.InferenceServerClient(url) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)))
-        sampling = json.dumps({"max_tokens": 20, "ignore_eos": True, "seed": 3, "n": 3} | asked)
-        wanted = tensors(text_input="abc", stream=stream, exclude_input_in_output=True, sampling_parameters=sampling)
-        for name in ("return_finish_reason", "return_num_output_tokens"):
-            wanted.append(grpc.InferInput(name, [1], "BOOL"))
-            wanted[-1].set_data_from_numpy(np.array([True]))
-        client.async_stream_infer("llm", wanted, enable_empty_final_response=True)
-        final = False
-        while not final:
-            result, error = answers.get(timeout=60)
-            assert error is None, error
-            response = result.get_response()
-            final = response.parameters["triton_final_response"].bool_param
-            responses.append({output.name: result.as_numpy(output.name) for output in response.outputs})
-        client.stop_stream()
-    return responses
+    sampling = json.dumps({"max_tokens": 20, "ignore_eos": True, "seed": 3, "n": 3} | asked)
+    wanted = tensors(text_input="abc", stream=stream, exclude_input_in_output=True, sampling_parameters=sampling)
+    return answered(url, wanted + tensors(return_finish_reason=True, return_num_output_tokens=True))
 
 
 def test_several_answers_to_one_prompt_come_side_by_side(llm_modes_server: TritonServer) -> None:

@@ -75,13 +75,13 @@ class Engine:
         """
         self.scheduler.check(len(prompt))
         params.check_tokens(self._runner.vocab_size)
-        seed = secrets.randbits(63) if params.seed is None else params.seed
+        seed = secrets.randbits(63) if params.seed in (None, -1) else params.seed
         banned = tuple(tokens for word in params.bad_words for tokens in self.tokenizer.spellings(word))
         generations: list[Generation] = []
         for index in range(params.n):
             guide = self._guides().make(params.structured_outputs) if params.structured_outputs else None
             leader = generations[0].sequence if generations else None
-            sequence = Sequence(prompt, params, (seed + index) % 2**63, banned, guide, leader)
+            sequence = Sequence(prompt, params, (seed + index) % 2**64, banned, guide, leader)
             generations.append(Generation(sequence, self.tokenizer, on_ready, self.stop_early, index))
         with self._wake:
             if self.failure or self._stopping:

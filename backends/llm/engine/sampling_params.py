@@ -2,7 +2,7 @@
 
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -53,8 +53,8 @@ class SamplingParams:
     )
     seed: int | None = option(
         None,
-        "an integer in [0, 2^63)",
-        "the same seed makes the same choices, whatever else is computed (but for rounding); null: a new one",
+        "an integer in [-2^63, 2^63)",
+        "the same seed makes the same choices, whatever else is computed (but for rounding); null and -1: a new one",
     )
     max_tokens: int = option(16, "an integer of at least 1", "the longest answer")
     min_tokens: int = option(
@@ -102,7 +102,7 @@ class SamplingParams:
         self._require("presence_penalty", -2 <= self.presence_penalty <= 2)
         self._require("frequency_penalty", -2 <= self.frequency_penalty <= 2)
         self._require("repetition_penalty", 0 < self.repetition_penalty <= 100)
-        self._require("seed", self.seed is None or 0 <= self.seed < 2**63)
+        self._require("seed", self.seed is None or -(2**63) <= self.seed < 2**63)
         self._require("max_tokens", self.max_tokens >= 1)
         self._require("min_tokens", 0 <= self.min_tokens <= self.max_tokens)
         for name in ("stop", "bad_words"):
@@ -140,27 +140,40 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SamplingParams":
-        """Values may come as strings (Triton clients often send them so); null means the default.
+        return cls.from_pairs(values.items())
+
+    @classmethod
+    def from_pairs(cls, pairs: Iterable[tuple[str, Any]]) -> "SamplingParams":
+        """Values may come as strings (Triton clients often send them so); null means the default. A parameter may come
+        twice, under one name or two, as long as both mean the same.
 
         Raises:
-            InvalidRequest: unknown name, wrong type, out of range.
+            InvalidRequest: unknown name, wrong type, out of range, given twice with different values.
         """
         kinds = typing.get_type_hints(cls)
-        given: dict[str, Any] = {}
-        for typed, value in values.items():
+        given: dict[str, tuple[str, Any, Any]] = {}  # by name: what the client wrote, and what it means
+        for typed, value in pairs:
             name = ALIASES.get(typed, typed)
             if value is None or (typed in NEUTRAL and _is_neutral(typed, value)):
                 continue
+            meaning: Any
             if typed in OLDER_NAMES:
-                name, value = "structured_outputs", {OLDER_NAMES[typed]: value}
-            if name not in kinds:
+                name, meaning = "structured_outputs", Structure.of(typed, {OLDER_NAMES[typed]: value})
+            elif name not in kinds:
                 known = ", ".join(kinds)
                 raise InvalidRequest(f"unknown parameter {shown(typed)}{nearest(typed, kinds)}; known: {known}")
-            if name in given:
-                raise InvalidRequest(f"{name} is given twice: under this name and as {typed}")
-            is_structure = name == "structured_outputs"
-            given[name] = Structure.of(typed, value) if is_structure else coerce(name, kinds[name], value)
-        return cls(**given)
+            elif name == "structured_outputs":
+                meaning = Structure.of(typed, value)
+            elif name == "logprobs" and isinstance(value, bool):
+                meaning = 1 if value else None  # OpenAI's chat has it so, and Triton's frontend used to pass it on
+            else:
+                meaning = coerce(name, kinds[name], value)
+            if name in given and given[name][2] != meaning:
+                first, before, _ = given[name]
+                both = f"{first} as {shown(before)} and {typed} as {shown(value)}"
+                raise InvalidRequest(f"{name} is given twice, {both}; allowed: one value")
+            given[name] = typed, value, meaning
+        return cls(**{name: meaning for name, (_, _, meaning) in given.items()})
 
 
 _METADATA = {each.name: each.metadata for each in fields(SamplingParams)}

@@ -17,6 +17,11 @@ from engine.errors import InvalidRequest, shown
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 # vLLM's older names, and those of TensorRT-LLM's `guided_decoding_guide_type`.
 OLDER_NAMES = {f"guided_{kind}": kind for kind in KINDS}
+# What else vLLM's structured_outputs may hold, as long as it asks for nothing: null or false.
+UNUSED = (
+    *("disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"),
+    *("structural_tag", "_backend", "_backend_was_auto"),
+)
 CACHED = 128  # grammars, of which most requests of a service share a few
 
 
@@ -34,9 +39,13 @@ class Structure:
                 given = json.loads(given)
             except (ValueError, RecursionError):
                 raise InvalidRequest(f"{name} is {shown(given)}; allowed: {allowed}") from None
-        if not isinstance(given, dict) or len(given) != 1 or not given.keys() <= set(KINDS):
+        if not isinstance(given, dict):
             raise InvalidRequest(f"{name} is {shown(given)}; allowed: {allowed}")
-        ((kind, value),) = given.items()
+        known = (*KINDS, *UNUSED)
+        asked = {key: value for key, value in given.items() if key not in known or value not in (None, False)}
+        if len(asked) != 1 or not asked.keys() <= set(KINDS):
+            raise InvalidRequest(f"{name} is {shown(given)}; allowed: {allowed}")
+        ((kind, value),) = asked.items()
         return cls(kind, _text(f"{name}.{kind}", kind, value))
 
 
