@@ -282,7 +282,12 @@ def test_ctrl_c_ends_locust_and_reports_what_is_measured(tmp_path: Path) -> None
     second = folder / "runs" / "llm.0.5-s-fixed-5.0.part" / "samples.jsonl"
     with FakeTriton(Pace(first=0.05, gap=0.05)) as server:
         process = subprocess.Popen(
-            command(server, folder, "20,0.5"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command(server, folder, "20,0.5"),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # A test run in the background of a script ignores Ctrl-C, and what it starts would inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         try:
             wait_for(lambda: second.exists() or process.poll() is not None)
