@@ -17,6 +17,7 @@ import weights
 from weights import CACHE, ROOT, die, locked
 
 BACKENDS = CACHE / "backends"
+AS_VLLM = "--as-vllm"  # models of the backend `vllm` are served by ours; a folder of its own, for other servers may run
 # Of our own repository, the models that are loaded unless others are named. The rest are these under another policy.
 PRODUCTS = ["llm", "sdxl"]
 
@@ -32,6 +33,12 @@ def values(args: list[str], flag: str) -> list[str]:
     """All values that `args` give to `flag`, written as `--flag value` or `--flag=value`."""
     pairs = [(*arg.partition("="), following) for arg, following in pairwise([*args, ""])]
     return [value if equals else following for name, equals, value, following in pairs if name == flag]
+
+
+def take_flag(args: list[str], flag: str) -> tuple[bool, list[str]]:
+    """Takes our own `flag` out of `args`; what follows a `--` is not ours."""
+    end = args.index("--") if "--" in args else len(args)
+    return flag in args[:end], [arg for position, arg in enumerate(args) if arg != flag or position > end]
 
 
 def split_models(args: list[str]) -> tuple[list[str] | None, list[str]]:
@@ -56,12 +63,14 @@ def model_directories(repositories: list[Path]) -> dict[str, Path]:
     return {entry.name: entry for entry in entries if entry.is_dir()}
 
 
-def command_line(home: Path, models: list[str] | None, args: list[str]) -> tuple[list[str], list[Path]]:
+def command_line(
+    home: Path, models: list[str] | None, args: list[str], backends: Path = BACKENDS
+) -> tuple[list[str], list[Path]]:
     """The command, with our defaults where `args` say nothing else, and the models that it may load."""
     given = values(args, "--model-repository") + values(args, "--model-store")
     directories = model_directories([Path(path) for path in given] or [ROOT / "model_repository"])
     defaults = {
-        "--backend-directory": str(BACKENDS),
+        "--backend-directory": str(backends),
         "--cache-directory": str(home / "caches"),
         "--http-address": "127.0.0.1",
         "--grpc-address": "127.0.0.1",
@@ -133,17 +142,19 @@ def link(target: Path, destination: Path) -> None:
         target.symlink_to(destination)
 
 
-def assemble_backends(installed: Path, stub: Path) -> None:
-    """.cache/backends: the installed ones, Python's with the stub of this Python, and each folder of backends/."""
-    BACKENDS.mkdir(parents=True, exist_ok=True)
+def assemble_backends(backends: Path, installed: Path, stub: Path, *, as_vllm: bool) -> None:
+    """`backends`: the installed ones, Python's with the stub of this Python, and each folder of backends/."""
+    backends.mkdir(parents=True, exist_ok=True)
     own = {folder.name: folder for folder in (ROOT / "backends").glob("[!._]*/")}
+    if as_vllm:
+        own["vllm"] = own["llm"]
     others = {folder.name: folder for folder in installed.iterdir() if folder.is_dir() and folder.name != "python"}
-    for entry in BACKENDS.iterdir():
+    for entry in backends.iterdir():
         if entry.name not in {"python", *own, *others}:
             entry.unlink()
     for name, folder in (others | own).items():
-        link(BACKENDS / name, folder)
-    python = BACKENDS / "python"
+        link(backends / name, folder)
+    python = backends / "python"
     python.mkdir(exist_ok=True)
     for file in [*(installed / "python").iterdir(), stub]:
         if file.is_file():
@@ -187,12 +198,14 @@ def main() -> None:
         stub = home / "python_backend_stubs" / f"3.{sys.version_info.minor}" / "triton_python_backend_stub"
         libraries = [str(packages / "nvidia_pytriton.libs")]
 
-    models, args = split_models(sys.argv[1:])
-    command, directories = command_line(home, models, args)
+    as_vllm, args = take_flag(sys.argv[1:], AS_VLLM)
+    backends = BACKENDS.with_name("backends-vllm") if as_vllm else BACKENDS
+    models, args = split_models(args)
+    command, directories = command_line(home, models, args, backends)
     if "--help" not in args:
         check_ports(args)
     with locked():
-        assemble_backends(home / "backends", stub)
+        assemble_backends(backends, home / "backends", stub, as_vllm=as_vllm)
         libraries.insert(0, str(libpython_directory()))
         if any(needs_weights(directory) for directory in directories):
             weights.fetch()

@@ -26,14 +26,25 @@ from request import read_request
 # How soon a client's leaving is noticed. A step on a CPU takes longer than this, so it is at the latest at the next.
 WATCH_SECONDS = 0.02
 CLOSE_SECONDS = 15
+log = logging.getLogger("requests")
 
 
 class Adapter:
-    def __init__(self, config: EngineConfig, name: str, version: str, *, batched: bool) -> None:
-        """`batched`: tensors have a batch dimension. Raises ConfigError when the model can't be loaded."""
-        _log_through_triton()
+    def __init__(
+        self, config: EngineConfig, labels: dict[str, str], *, backend: str, batched: bool, reports_metrics: bool = True
+    ) -> None:
+        """
+        Args:
+            labels: of the model's metrics.
+            backend: the name that config.pbtxt calls this backend by, for the log.
+            batched: tensors have a batch dimension.
+
+        Raises:
+            ConfigError: the model can't be loaded.
+        """
+        _log_through_triton(f"[{backend}]")
         self._engine: Engine = load_engine(config)
-        self._metrics = Metrics(lambda: self._engine.stats, {"model": name, "version": version})
+        self._metrics = Metrics(lambda: self._engine.stats, labels) if reports_metrics else None
         self._replies: dict[Reply, list[Generation]] = {}  # all that have had no final response
         self._batched = batched
         self._lock = threading.Lock()
@@ -53,6 +64,7 @@ class Adapter:
         try:
             self._submit(request, sender)
         except RequestError as error:
+            log.debug("request %r refused: %s", request.request_id(), type(error).__name__)
             send_error(sender, error)
         except Exception as error:
             logging.exception("a request could not be read")
@@ -64,7 +76,7 @@ class Adapter:
             return None if found is None else found.as_numpy()
 
         wanted = read_request(tensor, request.parameters(), self._engine.tokenizer)
-        reply = Reply(sender, wanted, self._engine.tokenizer, batched=self._batched)
+        reply = Reply(sender, wanted, self._engine.tokenizer, request.request_id(), batched=self._batched)
         with self._lock:
             self._replies[reply] = []
         try:
@@ -119,7 +131,8 @@ class Adapter:
             with self._lock:
                 held = [(reply, generations) for reply, generations in self._replies.items() if generations]
             for reply, generations in held:
-                if reply.is_cancelled():
+                if not reply.cancelled and reply.is_cancelled():
+                    log.debug("Cancelling the request %r", reply.request_id)
                     for generation in generations:
                         self._engine.cancel(generation)
             spent = time.perf_counter() - began
@@ -132,6 +145,8 @@ class Adapter:
         for generation in generations:
             if not generation.finished:  # as when another answer to the same request has failed
                 self._engine.cancel(generation)
+        if generations:
+            _log_end(reply, generations)
 
     def wait_until_idle(self) -> None:
         """Until every request that was accepted has had its final response."""
@@ -154,16 +169,33 @@ class Adapter:
         self._ready.put(None)
         for thread in self._threads:
             thread.join()
-        self._metrics.close()
+        if self._metrics:
+            self._metrics.close()
 
 
-def _log_through_triton() -> None:
+def _log_end(reply: Reply, generations: list[Generation]) -> None:
+    """One line for a request, shown with --log-verbose=1. No text of anybody's is ever logged."""
+    if reply.cancelled:
+        log.debug("Successfully cancelled the request %r", reply.request_id)
+    sequences = [generation.sequence for generation in generations]
+    log.debug(
+        "request %r: %d prompt tokens, %s tokens, %s, %.3f s",
+        reply.request_id,
+        len(sequences[0].prompt),
+        "+".join(str(sequence.num_output) for sequence in sequences),
+        "+".join(sequence.finish_reason.value if sequence.finish_reason else "stop string" for sequence in sequences),
+        time.perf_counter() - sequences[0].times.arrived,
+    )
+
+
+def _log_through_triton(prefix: str) -> None:
     levels = {logging.DEBUG: "log_verbose", logging.INFO: "log_info", logging.WARNING: "log_warn"}
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             write = getattr(pb_utils.Logger, levels.get(record.levelno, "log_error"))
-            write(f"[llm] {self.format(record)}")
+            write(f"{prefix} {self.format(record)}")
 
     logging.basicConfig(handlers=[Handler()], level=logging.WARNING, force=True)
     logging.getLogger("engine").setLevel(logging.INFO)
+    log.setLevel(logging.DEBUG)

@@ -19,6 +19,7 @@ class TritonPythonModel:
         return schema.complete(auto_complete_model_config)
 
     def initialize(self, args: dict[str, str]) -> None:
+        import vllm_arguments
         from engine.config import EngineConfig
         from engine.errors import ConfigError
 
@@ -28,10 +29,17 @@ class TritonPythonModel:
                 "start Triton without --disable-auto-complete-config"
             )
         directory = Path(args["model_repository"])
-        max_batch_size = json.loads(args["model_config"])["max_batch_size"]
+        model_config = json.loads(args["model_config"])
+        max_batch_size = model_config["max_batch_size"]
         self._to_completion = max_batch_size > 0
         try:
-            config = EngineConfig.from_file(directory / args["model_version"] / "model.json")
+            path, reports_metrics = directory / args["model_version"] / "model.json", True
+            if model_config["backend"] == "vllm":  # scripts/serve --as-vllm
+                config, reports_metrics = vllm_arguments.read(
+                    path, model_config["parameters"], on_gpu=args["model_instance_kind"] != "CPU"
+                )
+            else:
+                config = EngineConfig.from_file(path)
             config = config.resolved(directory.parent)
             if max_batch_size > config.max_num_seqs:
                 raise ConfigError(
@@ -40,7 +48,13 @@ class TritonPythonModel:
                 )
             from adapter import Adapter  # only now: it takes torch and seconds
 
-            self._adapter = Adapter(config, args["model_name"], args["model_version"], batched=self._to_completion)
+            self._adapter = Adapter(
+                config,
+                {"model": args["model_name"], "version": args["model_version"]},
+                backend=model_config["backend"],
+                batched=self._to_completion,
+                reports_metrics=reports_metrics,
+            )
         except ConfigError as error:
             raise pb_utils.TritonModelException(str(error)) from error
 

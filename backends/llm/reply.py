@@ -48,8 +48,11 @@ class Reply:
     would end the whole server with a segmentation fault (seen on 2.51.0).
     """
 
-    def __init__(self, sender: Any, request: Request, tokenizer: Tokenizer, *, batched: bool) -> None:
+    def __init__(
+        self, sender: Any, request: Request, tokenizer: Tokenizer, request_id: str = "", *, batched: bool
+    ) -> None:
         """`batched`: tensors go out as [1, n] instead of [n], for n answers."""
+        self.request_id = request_id  # the client's own, for the log
         self._sender = sender
         self._request = request
         self._tokenizer = tokenizer
@@ -57,10 +60,13 @@ class Reply:
         self._choices = [Choice(request.prefix) for _ in range(request.params.n)]
         self._lock = threading.Lock()
         self.closed = False  # the final response is out
+        self.cancelled = False  # by its client, as far as Triton was asked
 
     def is_cancelled(self) -> bool:
         with self._lock:
-            return not self.closed and bool(self._sender.is_cancelled())
+            if not self.closed and self._sender.is_cancelled():
+                self.cancelled = True
+            return self.cancelled
 
     def send(self, deltas: Mapping[int, Delta]) -> None:
         """`deltas`: by the index of their answers. Streaming: at once. Otherwise all of it with the last one."""

@@ -30,14 +30,18 @@ class Stream:
     """One gRPC stream with one request on it. Counts final responses; waits for whatever may come after the first."""
 
     def __init__(self, url: str, model: str, text: str | None = None, **asked: Any) -> None:
-        """`asked`: tensors by name; `sampling` (a dict) and `parameters` (request parameters) besides."""
+        """`asked`: tensors by name; `sampling` (a dict), `parameters` (request parameters) and `request_id` besides."""
         self.answer = Answer()
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._client = grpc.InferenceServerClient(url)
         self._client.start_stream(lambda result, error: self._events.put((result, error)))
-        parameters = asked.pop("parameters", None)
+        parameters, request_id = asked.pop("parameters", None), asked.pop("request_id", "")
         self._client.async_stream_infer(
-            model, inputs(text, **asked), enable_empty_final_response=True, parameters=parameters
+            model,
+            inputs(text, **asked),
+            enable_empty_final_response=True,
+            parameters=parameters,
+            request_id=request_id,
         )
 
     def wait_for_chunks(self, count: int, timeout: float = 60) -> Self:

@@ -64,18 +64,7 @@ class EngineConfig:
     @classmethod
     def from_file(cls, path: Path) -> "EngineConfig":
         """Read `model.json`. Raises ConfigError that names the file and what is wrong in it."""
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise ConfigError(f'{path} is missing; it names the model: {{"model": "..."}}') from None
-        except OSError as error:
-            raise ConfigError(f"{path} can't be read: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path} is not JSON: {error}") from None
-        try:
-            values = json.loads(text)
-        except NOT_JSON as error:
-            raise ConfigError(f"{path} is not JSON: {error}") from None
+        values = read_json(path)
         try:
             return cls.from_dict(values)
         except ConfigError as error:
@@ -108,6 +97,22 @@ class EngineConfig:
         if is_path:
             raise ConfigError(f"model is {self.model!r}, but {local} does not exist")
         return self
+
+
+def read_json(path: Path) -> object:
+    """Raises ConfigError that names the file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f'{path} is missing; it names the model: {{"model": "..."}}') from None
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+    try:
+        return json.loads(text)
+    except NOT_JSON as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
 
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:

@@ -64,6 +64,9 @@ class Recorder:
             "tpot": Histogram(SECONDS),
             "e2el": Histogram(SECONDS),
             "queue_time": Histogram(SECONDS),
+            "prompt_tokens": Histogram(COUNTS),
+            "output_tokens": Histogram(COUNTS),
+            "n": Histogram(COUNTS),
             "step_time": Histogram(SECONDS),
             "step_tokens": Histogram(COUNTS),
             "step_requests": Histogram(COUNTS),
@@ -97,6 +100,10 @@ class Recorder:
         if sequence.finish_reason:
             self.ended(sequence.finish_reason)
             self._histograms["e2el"].add(now - times.arrived)
+            self._histograms["prompt_tokens"].add(len(sequence.prompt))
+            self._histograms["output_tokens"].add(sequence.num_output)
+            if sequence.leader is None:
+                self._histograms["n"].add(sequence.params.n)
             if sequence.num_output > 1:
                 self._histograms["tpot"].add((now - times.first_token) / (sequence.num_output - 1))
 
