@@ -31,18 +31,16 @@ log = logging.getLogger("requests")
 
 class Adapter:
     def __init__(
-        self, config: EngineConfig, labels: dict[str, str], *, backend: str, batched: bool, reports_metrics: bool = True
+        self, config: EngineConfig, labels: dict[str, str], *, batched: bool, reports_metrics: bool = True
     ) -> None:
         """
         Args:
             labels: of the model's metrics.
-            backend: the name that config.pbtxt calls this backend by, for the log.
             batched: tensors have a batch dimension.
 
         Raises:
             ConfigError: the model can't be loaded.
         """
-        _log_through_triton(f"[{backend}]")
         self._engine: Engine = load_engine(config)
         self._metrics = Metrics(lambda: self._engine.stats, labels) if reports_metrics else None
         self._replies: dict[Reply, list[Generation]] = {}  # all that have had no final response
@@ -186,16 +184,3 @@ def _log_end(reply: Reply, generations: list[Generation]) -> None:
         "+".join(sequence.finish_reason.value if sequence.finish_reason else "stop string" for sequence in sequences),
         time.perf_counter() - sequences[0].times.arrived,
     )
-
-
-def _log_through_triton(prefix: str) -> None:
-    levels = {logging.DEBUG: "log_verbose", logging.INFO: "log_info", logging.WARNING: "log_warn"}
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            write = getattr(pb_utils.Logger, levels.get(record.levelno, "log_error"))
-            write(f"{prefix} {self.format(record)}")
-
-    logging.basicConfig(handlers=[Handler()], level=logging.WARNING, force=True)
-    logging.getLogger("engine").setLevel(logging.INFO)
-    log.setLevel(logging.DEBUG)

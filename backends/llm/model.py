@@ -19,6 +19,7 @@ class TritonPythonModel:
         return schema.complete(auto_complete_model_config)
 
     def initialize(self, args: dict[str, str]) -> None:
+        import log
         import vllm_arguments
         from engine.config import EngineConfig
         from engine.errors import ConfigError
@@ -30,13 +31,16 @@ class TritonPythonModel:
             )
         directory = Path(args["model_repository"])
         model_config = json.loads(args["model_config"])
+        log.through_triton(model_config["backend"])
         max_batch_size = model_config["max_batch_size"]
         self._to_completion = max_batch_size > 0
         try:
             path, reports_metrics = directory / args["model_version"] / "model.json", True
             if model_config["backend"] == "vllm":  # scripts/serve --as-vllm
+                import torch
+
                 config, reports_metrics = vllm_arguments.read(
-                    path, model_config["parameters"], on_gpu=args["model_instance_kind"] != "CPU"
+                    path, model_config["parameters"], on_gpu=torch.cuda.is_available()
                 )
             else:
                 config = EngineConfig.from_file(path)
@@ -51,7 +55,6 @@ class TritonPythonModel:
             self._adapter = Adapter(
                 config,
                 {"model": args["model_name"], "version": args["model_version"]},
-                backend=model_config["backend"],
                 batched=self._to_completion,
                 reports_metrics=reports_metrics,
             )

@@ -40,9 +40,12 @@ def test_times_of_a_request_from_its_arrival_to_its_last_token() -> None:
         "step_time": 1.0 + 0.5 + 0.25,
         "step_tokens": 4.0,
         "step_requests": 3.0,
+        "prompt_tokens": 2.0,
+        "output_tokens": 3.0,
+        "n": 1.0,
     }
     assert {name: values(each) for name, each in stats.distributions.items()} == {
-        **dict.fromkeys(("queue_time", "ttft", "tpot", "e2el"), 1),
+        **dict.fromkeys(("queue_time", "ttft", "tpot", "e2el", "prompt_tokens", "output_tokens", "n"), 1),
         **dict.fromkeys(("step_time", "step_tokens", "step_requests"), 3),
         "itl": 2,
     }

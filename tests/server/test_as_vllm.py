@@ -55,7 +55,7 @@ def test_it_answers_as_the_backend_llm_does(server: TritonServer) -> None:
 
 
 def test_metrics_are_reported_where_config_and_arguments_ask_for_them(server: TritonServer) -> None:
-    sampling = {"temperature": 0, "ignore_eos": True, "max_tokens": 5, "n": 2}
+    sampling = {"ignore_eos": True, "max_tokens": 5, "n": 2}
     for model in ("plain", "metered", "quiet"):
         ask(server.grpc, model, "abc", sampling=sampling)
     labels = '{model="metered",version="1"}'
