@@ -37,6 +37,7 @@ class Adapter:
         Args:
             labels: of the model's metrics.
             batched: tensors have a batch dimension.
+            reports_metrics: on Triton's metrics page.
 
         Raises:
             ConfigError: the model can't be loaded.

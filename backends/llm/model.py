@@ -24,14 +24,14 @@ class TritonPythonModel:
         from engine.config import EngineConfig
         from engine.errors import ConfigError
 
-        if missing := schema.missing(json.loads(args["model_config"])):
+        model_config = json.loads(args["model_config"])
+        log.through_triton(model_config["backend"])
+        if missing := schema.missing(model_config):
             raise pb_utils.TritonModelException(
                 f"config.pbtxt lacks the inputs {', '.join(missing)}, which this backend adds itself; "
                 "start Triton without --disable-auto-complete-config"
             )
         directory = Path(args["model_repository"])
-        model_config = json.loads(args["model_config"])
-        log.through_triton(model_config["backend"])
         max_batch_size = model_config["max_batch_size"]
         self._to_completion = max_batch_size > 0
         try:

@@ -48,9 +48,7 @@ class Reply:
     would end the whole server with a segmentation fault (seen on 2.51.0).
     """
 
-    def __init__(
-        self, sender: Any, request: Request, tokenizer: Tokenizer, request_id: str = "", *, batched: bool
-    ) -> None:
+    def __init__(self, sender: Any, request: Request, tokenizer: Tokenizer, request_id: str, *, batched: bool) -> None:
         """`batched`: tensors go out as [1, n] instead of [n], for n answers."""
         self.request_id = request_id  # the client's own, for the log
         self._sender = sender

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig, nearest, read_json
+from engine.config import EngineConfig, naming, nearest, read_json
 from engine.errors import ConfigError, shown
 
 OURS_TOO = ("model", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching")
@@ -47,10 +47,8 @@ def read(path: Path, parameters: dict[str, Any], *, on_gpu: bool) -> tuple[Engin
         ConfigError: names the file, the argument and what is allowed.
     """
     values = read_json(path)
-    try:
+    with naming(path):
         config = EngineConfig.from_dict(translated(values, on_gpu=on_gpu))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
     asked = str(parameters.get("REPORT_CUSTOM_METRICS", {}).get("string_value", "")).lower() in ("yes", "true")
     assert isinstance(values, dict)
     return config, asked and not values.get("disable_log_stats", False)

@@ -1,8 +1,7 @@
 """Model directories of Triton's vllm_backend, served by this engine in its place: scripts/serve --as-vllm."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from tritonclient.utils import InferenceServerException
 from tests.server.llm_client import Stream, ask
 from tests.server.tiny_llm import write_weights
 from tests.server.tritonserver import TritonServer
+from tests.server.waiting import wait_for
 
 CONFIG = 'backend: "vllm"\ninstance_group [{ count: 1, kind: KIND_MODEL }]\n'
 METRICS = 'parameters { key: "REPORT_CUSTOM_METRICS" value { string_value: "true" } }\n'
@@ -36,13 +36,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     args = ("--as-vllm", "--models", "plain,metered,quiet", "--log-verbose=1")
     with TritonServer(folder / "log", *args, repository=repository) as server:
         yield server
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.05)
 
 
 def test_it_answers_as_the_backend_llm_does(server: TritonServer) -> None:
@@ -75,7 +68,7 @@ def test_metrics_are_reported_where_config_and_arguments_ask_for_them(server: Tr
         lines = server.metric_text().splitlines()
         return all(f"{name}{labels} {value}" in lines for name, value in wanted.items())
 
-    eventually(shown)
+    wait_for(shown)
     models = {
         line.partition('model="')[2].partition('"')[0] for line in server.metric_text().splitlines() if "vllm:" in line
     }
@@ -102,5 +95,5 @@ def test_the_log_has_a_line_for_each_request_and_nobodys_text(server: TritonServ
         "[vllm] Successfully cancelled the request 'left'",
         "[vllm] engine arguments of vLLM without effect here: enforce_eager, gpu_memory_utilization",
     )
-    eventually(lambda: all(line in server.log_text for line in lines))
+    wait_for(lambda: all(line in server.log_text for line in lines))
     assert "secret" not in server.log_text

@@ -64,6 +64,12 @@ def test_models_becomes_explicit_control(repository: Path) -> None:
     assert {"--model-control-mode=explicit", "--load-model=llm", "--load-model=sdxl"} <= set(command)
 
 
+def test_a_flag_of_ours_is_taken_out_wherever_it_stands_before_the_dashes() -> None:
+    assert launch.take_flag(["--a", launch.AS_VLLM, "--b"], launch.AS_VLLM) == (True, ["--a", "--b"])
+    tritonservers = ["--a", "--", launch.AS_VLLM]
+    assert launch.take_flag(tritonservers, launch.AS_VLLM) == (False, tritonservers)
+
+
 def test_the_last_of_several_values_counts() -> None:
     assert launch.values(["--http-port=1", "--http-port", "2", "--http-port=3"], "--http-port") == ["1", "2", "3"]
 

@@ -5,7 +5,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 from tests.server.llm_client import Stream, ask, generate, generate_stream, inputs
 from tests.server.tiny_llm import write_model, write_weights
 from tests.server.tritonserver import TritonServer
+from tests.server.waiting import wait_for
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 LONG = {"temperature": 0, "max_tokens": 3000, "ignore_eos": True}  # outlasts any test that does not end it
@@ -49,13 +50,6 @@ def metric(server: TritonServer, name: str, model: str) -> float:
     found = re.search(rf'^{name}{{model="{model}",version="1"}} (\S+)$', server.metric_text(), re.MULTILINE)
     assert found, f"{name} of {model} is not on the metrics page"
     return float(found[1])
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.05)
 
 
 def is_idle(server: TritonServer, model: str) -> bool:
@@ -137,7 +131,7 @@ class TestReplies:
         answer = ask(server.grpc, "tiny", "stop", sampling=sampling | {"stop": [stop]}, return_finish_reason=True)
         assert answer.text == whole[: whole.index(stop)]
         assert answer.outputs[-1]["finish_reason"] == b"stop"
-        eventually(lambda: is_idle(server, "tiny"))
+        wait_for(lambda: is_idle(server, "tiny"))
 
     def test_bytes_that_are_no_characters_stream_as_they_come_in_one_piece(self, server: TritonServer) -> None:
         """A random model's tokens are random bytes: streams of broken UTF-8 must still add up."""
@@ -164,7 +158,7 @@ class TestManyAtOnce:
         answers = [stream.wait() for stream in streams]
         assert [answer.text for answer in answers] == alone
         assert [answer.finals for answer in answers] == [1] * 32
-        eventually(lambda: is_idle(server, "tiny"))
+        wait_for(lambda: is_idle(server, "tiny"))
         # They did run together, as far as they came together: one after the other it takes a step for every token.
         tokens = sum(sampling["max_tokens"] for _, sampling in asked)
         assert metric(server, "llm:steps_total", "tiny") - steps < tokens / 2
@@ -175,8 +169,8 @@ class TestManyAtOnce:
         alone = [ask(server.grpc, "small_pool", text, sampling=sampling).text for text in texts]
         streams = [Stream(server.grpc, "small_pool", text, stream=True, sampling=sampling) for text in texts]
         assert [stream.wait().text for stream in streams] == alone
-        eventually(lambda: is_idle(server, "small_pool"))
-        eventually(lambda: metric(server, "vllm:num_preemptions_total", "small_pool") > 0)
+        wait_for(lambda: is_idle(server, "small_pool"))
+        wait_for(lambda: metric(server, "vllm:num_preemptions_total", "small_pool") > 0)
 
     def test_clients_that_leave_disturb_nobody_and_give_their_blocks_back(self, server: TritonServer) -> None:
         sampling = {"temperature": 0, "max_tokens": 150, "ignore_eos": True}
@@ -190,7 +184,7 @@ class TestManyAtOnce:
         answers = [stream.wait() for stream in stay]
         assert [answer.text for answer in answers] == alone
         assert [answer.finals for answer in answers] == [1] * 16
-        eventually(lambda: is_idle(server, "tiny"))
+        wait_for(lambda: is_idle(server, "tiny"))
 
     def test_thousand_short_requests_race_their_last_response_against_the_watcher(self, server: TritonServer) -> None:
         """Asking Triton whether a finished request is cancelled crashes the whole server."""
@@ -223,25 +217,25 @@ class TestCancellation:
     def test_while_queued(self, server: TritonServer) -> None:
         first = Stream(server.grpc, "narrow", "first", stream=True, sampling=LONG).wait_for_chunks(1)
         queued = Stream(server.grpc, "narrow", "queued", stream=True, sampling=LONG)
-        eventually(lambda: metric(server, "vllm:num_requests_waiting", "narrow") == 1)
+        wait_for(lambda: metric(server, "vllm:num_requests_waiting", "narrow") == 1)
         queued.cancel()
-        eventually(lambda: metric(server, "vllm:num_requests_waiting", "narrow") == 0)
+        wait_for(lambda: metric(server, "vllm:num_requests_waiting", "narrow") == 0)
         assert metric(server, "vllm:num_requests_running", "narrow") == 1
         first.cancel()
-        eventually(lambda: is_idle(server, "narrow"))
+        wait_for(lambda: is_idle(server, "narrow"))
 
     def test_of_a_reply_that_is_not_streamed_and_a_prompt_half_read(self, server: TritonServer) -> None:
         # 8 tokens a step: the prompt takes hundreds of steps
         stream = Stream(server.grpc, "narrow", "long " * 700, stream=False, sampling={"max_tokens": 1000})
-        eventually(lambda: metric(server, "vllm:num_requests_running", "narrow") == 1)
+        wait_for(lambda: metric(server, "vllm:num_requests_running", "narrow") == 1)
         stream.cancel()
-        eventually(lambda: is_idle(server, "narrow"))
+        wait_for(lambda: is_idle(server, "narrow"))
 
     def test_http_client_that_closes_its_stream(self, server: TritonServer) -> None:
         events = generate_stream(server.http, "tiny", text_input="a", stream=True, **LONG)
         next(events)
         events.close()  # type: ignore[attr-defined]
-        eventually(lambda: is_idle(server, "tiny"))
+        wait_for(lambda: is_idle(server, "tiny"))
 
 
 MESSAGES_WANTED = "allowed: a non-empty JSON list of role/content objects"
@@ -308,20 +302,20 @@ class TestErrors:
 
     def test_full_queue_refuses_at_once(self, server: TritonServer) -> None:
         held = [Stream(server.grpc, "narrow", f"held {i}", stream=True, sampling=LONG) for i in range(3)]
-        eventually(lambda: metric(server, "vllm:num_requests_waiting", "narrow") == 2)
+        wait_for(lambda: metric(server, "vllm:num_requests_waiting", "narrow") == 2)
         status, answer = generate(server.http, "narrow", text_input="a")
         assert status >= 400  # 400 on Triton 2.51, which keeps no status of a response that is an error
         assert answer == {"error": "the queue is full: 2 waiting; allowed: 2"}
         for stream in held:
             stream.cancel()
-        eventually(lambda: is_idle(server, "narrow"))
+        wait_for(lambda: is_idle(server, "narrow"))
 
     def test_nan_ends_the_request_not_the_model(self, server: TritonServer) -> None:
         for _ in range(5):
             status, answer = generate(server.http, "poisoned", text_input="a")
             assert status >= 400
             assert answer == {"error": "the model computed NaN or infinite logits"}
-        eventually(lambda: is_idle(server, "poisoned"))
+        wait_for(lambda: is_idle(server, "poisoned"))
 
 
 class TestLoading:
@@ -336,7 +330,7 @@ class TestLoading:
             answer = stream.wait()
             assert (answer.finals, answer.error) == (1, None)
             assert len(answer.text.encode(errors="replace")) >= 200
-            eventually(lambda before=processes: len(server.processes()) == before - 1)  # type: ignore[misc]
+            wait_for(lambda before=processes: len(server.processes()) == before - 1)  # type: ignore[misc]
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -367,7 +361,7 @@ def test_metrics_are_the_truth(server: TritonServer) -> None:
     for stream in streams:
         stream.wait()
     wanted = [before[0] + 50, before[1] + 210]
-    eventually(lambda: [metric(server, name, "tiny") for name in names] == wanted)
+    wait_for(lambda: [metric(server, name, "tiny") for name in names] == wanted)
 
 
 def test_histograms_count_every_request_and_token_once(server: TritonServer) -> None:
@@ -386,7 +380,7 @@ def test_histograms_count_every_request_and_token_once(server: TritonServer) -> 
     streams = [Stream(server.grpc, "tiny", "12345", stream=True, sampling=sampling) for _ in range(4)]
     for stream in streams:
         stream.wait()
-    eventually(lambda: counts() == [value + more for value, more in zip(before, (4, 20, 4, 20), strict=True)])
+    wait_for(lambda: counts() == [value + more for value, more in zip(before, (4, 20, 4, 20), strict=True)])
     assert 0 < metric(server, f"{requests}_sum", "tiny") - began < 60
     assert bucket(server, requests, "tiny", "0.001") <= bucket(server, requests, "tiny", "60")
 

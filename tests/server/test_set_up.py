@@ -6,13 +6,12 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.server.tritonserver import ROOT, group_members
+from tests.server.waiting import wait_for
 
 PYTHON = Path(sysconfig.get_config_var("BINDIR")) / f"python3.{sys.version_info.minor}"
 TOOLS = (
@@ -145,20 +144,13 @@ def test_root_gets_a_distributions_missing_packages_installed(machine: Machine) 
     )
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
-
-
 def test_a_set_up_that_was_killed_is_made_anew_and_then_left_alone(machine: Machine) -> None:
     machine.add_python("python3")
     first = machine.start()
-    wait_for((machine.venv / "bin").exists)
+    wait_for((machine.venv / "bin").exists, seconds=30, pause=0.005)
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
-    wait_for(lambda: not group_members(first.pid))
+    wait_for(lambda: not group_members(first.pid), seconds=30, pause=0.005)
     (machine.venv / "half-made").touch()
     good, errors = machine.set_up()
     assert good

@@ -1,10 +1,12 @@
 """The engine's arguments: `model.json`, checked once, then frozen."""
 
+import contextlib
 import dataclasses
 import difflib
 import json
 import types
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,10 +67,8 @@ class EngineConfig:
     def from_file(cls, path: Path) -> "EngineConfig":
         """Read `model.json`. Raises ConfigError that names the file and what is wrong in it."""
         values = read_json(path)
-        try:
+        with naming(path):
             return cls.from_dict(values)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
 
     @classmethod
     def from_dict(cls, values: object) -> "EngineConfig":
@@ -97,6 +97,15 @@ class EngineConfig:
         if is_path:
             raise ConfigError(f"model is {self.model!r}, but {local} does not exist")
         return self
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """A ConfigError inside also names the file."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def read_json(path: Path) -> object:
